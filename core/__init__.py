@@ -1,0 +1,58 @@
+"""All that a plugin author imports. Imports no torch."""
+
+import pluggy
+
+from core.errors import CheckpointError, ConfigError, CoreError, PlanError
+from core.hookspecs import PROJECT
+from core.interfaces.architecture import (
+    Architecture,
+    Batch,
+    Ends,
+    LayerStack,
+    ModelSpec,
+    TensorSpec,
+    Weights,
+)
+from core.interfaces.checkpoint import Checkpoint, CheckpointFormat, Progress, Source, TensorInfo
+from core.interfaces.dtypes import DType
+from core.interfaces.planner import Candidate, Plan, Planner, PlanRequest, StagePlan
+from core.interfaces.quantizer import Linear, Quantizer
+from core.interfaces.transport import Channel, Handler, Transport
+
+__version__ = "0.1.0"
+API_VERSION = 1
+"""Raised when a hook or an interface changes in a way that plugins notice."""
+
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+__all__ = [
+    "API_VERSION",
+    "Architecture",
+    "Batch",
+    "Candidate",
+    "Channel",
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointFormat",
+    "ConfigError",
+    "CoreError",
+    "DType",
+    "Ends",
+    "Handler",
+    "LayerStack",
+    "Linear",
+    "ModelSpec",
+    "Plan",
+    "PlanError",
+    "PlanRequest",
+    "Planner",
+    "Progress",
+    "Quantizer",
+    "Source",
+    "StagePlan",
+    "TensorInfo",
+    "TensorSpec",
+    "Transport",
+    "Weights",
+    "hookimpl",
+]

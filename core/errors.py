@@ -1,0 +1,80 @@
+"""What can go wrong, in words for people: every error carries what failed, the detail, and what to do next."""
+
+from __future__ import annotations
+
+
+class CoreError(Exception):
+    """A failure with a title (what failed), a message (where and why) and a hint (what to do next)."""
+
+    def __init__(self, title: str, message: str = "", hint: str = "") -> None:
+        super().__init__(title, message, hint)
+        self.title = title
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        text = f"{self.title}: {self.message}" if self.message else self.title
+        return f"{text} ({self.hint})" if self.hint else text
+
+
+class ConfigError(CoreError):
+    """An option, or a combination of options, that can't be honoured."""
+
+
+class PluginError(CoreError):
+    """A plugin that is missing, broken, or in conflict with another."""
+
+
+class CheckpointError(CoreError):
+    """A checkpoint that is absent, incomplete, damaged or of a kind that nothing here reads."""
+
+
+class PlanError(CoreError):
+    """No plan: the model's layers do not fit into the nodes that are there."""
+
+    def __init__(self, title: str, message: str = "", hint: str = "", *, missing_bytes: int = 0) -> None:
+        super().__init__(title, message, hint)
+        self.missing_bytes = missing_bytes
+
+
+class ProtocolError(CoreError):
+    """A peer that sent what the protocol does not allow, or speaks another version of it."""
+
+
+class ChannelClosed(CoreError):
+    """A connection that ended: closed by the peer, cut, or silent for too long."""
+
+
+class StageError(CoreError):
+    """A stage that refused or failed a batch (a gap in positions, non-finite hidden states)."""
+
+
+class NotReady(CoreError):
+    """No route is serving yet: carries the numbers that the API reports."""
+
+    def __init__(self, title: str, message: str = "", hint: str = "", *, required: int, ready: int) -> None:
+        super().__init__(title, message, hint)
+        self.required = required
+        self.ready = ready
+
+
+class RouteError(CoreError):
+    """The route broke under a session: names the node, its layers, and what happens next."""
+
+    def __init__(
+        self, title: str, message: str = "", hint: str = "", *, node: str = "", layers: str = ""
+    ) -> None:
+        super().__init__(title, message, hint)
+        self.node = node
+        self.layers = layers
+
+
+class RequestError(CoreError):
+    """A request that asks for what can't be had: `param` is the offending field, `code` OpenAI's error code."""
+
+    def __init__(
+        self, title: str, message: str = "", hint: str = "", *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(title, message, hint)
+        self.param = param
+        self.code = code

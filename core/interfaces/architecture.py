@@ -1,0 +1,109 @@
+"""The seam for model families: how a config reads, which tensors a layer needs, how a layer computes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from core.interfaces.quantizer import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What the rest of the system needs to know of a model's config.
+
+    `kv_width` is the number of values that one token leaves in one layer's KV cache (keys and values together).
+    `config` is the checkpoint's own config, in the words of a Hugging Face config.json.
+    """
+
+    architecture: str
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    context_length: int
+    kv_width: int
+    tied_head: bool
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor that must be in the checkpoint; `packed` says that it is a linear weight, the quantizer's to pack."""
+
+    name: str
+    shape: tuple[int, ...]
+    packed: bool = False
+
+
+class Weights(Protocol):
+    """Where an architecture gets its tensors from while it builds: read, checked, packed and placed one by one."""
+
+    def tensor(self, name: str) -> Tensor:
+        """The named tensor on the stage's device in the compute dtype."""
+
+    def linear(self, *modules: str) -> Linear:
+        """The packed weight (and bias, where one is declared) of `modules`, fused along the output dimension."""
+
+
+class Batch(Protocol):
+    """The rows of one pass through a stage: segments of one or more sessions, with their KV caches."""
+
+    @property
+    def positions(self) -> Tensor:
+        """int64 [rows]: each row's position in its own session."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+        """Appends k and v to the sessions' caches of `layer`, and returns causal attention over them.
+
+        q: [rows, heads, head_dim]; k, v: [rows, kv_heads, head_dim]; returns [rows, heads, head_dim].
+        """
+
+
+class LayerStack(Protocol):
+    """A loaded layer range."""
+
+    def __call__(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """[rows, hidden_size] in, the same shape and dtype out: the residual stream after the range's last layer."""
+
+
+class Ends(Protocol):
+    """The coordinator's share of a model: what comes before the first layer and after the last."""
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """int64 [rows] -> [rows, hidden_size] in the compute dtype."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden_size] -> float32 [rows, vocab_size]: final norm and LM head."""
+
+
+class Architecture(ABC):
+    """A model family. Layers are numbered as in the whole model, everywhere; ranges are half-open."""
+
+    name: ClassVar[str]
+    model_types: ClassVar[tuple[str, ...]]
+    """The values of a config's `model_type` that this family reads."""
+
+    @abstractmethod
+    def read_config(self, config: Mapping[str, Any]) -> ModelSpec:
+        """Raises ConfigError where the config asks for something that this family does not compute."""
+
+    @abstractmethod
+    def layer_tensors(self, spec: ModelSpec, layer: int) -> tuple[TensorSpec, ...]:
+        """The tensors of one decoder layer, by their names in the checkpoint."""
+
+    @abstractmethod
+    def end_tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        """Embedding, final norm and LM head (which a tied model does not have)."""
+
+    @abstractmethod
+    def build_layers(self, spec: ModelSpec, layers: range, weights: Weights) -> LayerStack:
+        """Reads each tensor of `layers` once, in order, and returns the stack that computes them."""
+
+    @abstractmethod
+    def build_ends(self, spec: ModelSpec, weights: Weights) -> Ends:
+        """Reads the end tensors and returns the embedding and the head."""

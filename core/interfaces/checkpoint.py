@@ -1,0 +1,82 @@
+"""The seam for checkpoint formats: a model's config, tokenizer and tensors, wherever its files lie."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all) while something long goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model is said to be: `model` as the user wrote it, a local path or a Hugging Face repo id."""
+
+    model: str
+    revision: str | None = None
+    cache_dir: Path | None = None
+    trust_remote_code: bool = False
+
+    @property
+    def path(self) -> Path | None:
+        """The local path, where there is one by that name."""
+        path = Path(self.model).expanduser()
+        return path if path.exists() else None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor as the checkpoint stores it: `nbytes` are the bytes that reading it takes from `file`."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    file: str
+
+
+class Checkpoint(ABC):
+    """An opened checkpoint: config and index are known, weights are not yet read. Closed by `close`."""
+
+    config: Mapping[str, Any]
+    """In the words of a Hugging Face config.json, whatever the format."""
+
+    generation_config: Mapping[str, Any]
+    """Likewise generation_config.json; empty where there is none."""
+
+    tensors: Mapping[str, TensorInfo]
+    """By the names that Hugging Face safetensors checkpoints use, whatever the format."""
+
+    @abstractmethod
+    def fetch(self, names: Collection[str], progress: Progress | None = None) -> None:
+        """Brings the files that hold `names` to this machine, and no others."""
+
+    @abstractmethod
+    def read(self, name: str) -> Tensor:
+        """One tensor on the CPU, in a floating-point dtype: the stored one, or what it dequantises to."""
+
+    @abstractmethod
+    def tokenizer(self) -> Any:
+        """The tokenizer, as transformers' PreTrainedTokenizerBase."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of files and maps. Calling it twice does no harm."""
+
+
+class CheckpointFormat(ABC):
+    name: ClassVar[str]
+
+    @abstractmethod
+    def recognises(self, source: Source) -> bool:
+        """Whether `source` looks like this format; cheap, and never an error."""
+
+    @abstractmethod
+    def open(self, source: Source) -> Checkpoint:
+        """Reads config and index. Raises CheckpointError naming the file that is missing, cut short or damaged."""

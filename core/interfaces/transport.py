@@ -1,0 +1,57 @@
+"""The seam for transports: channels that move whole messages of bytes between two machines."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import ClassVar
+
+import trio
+
+
+class Channel(ABC):
+    """Moves messages of at most `Transport.max_message` bytes, in order. One task sends, one task receives.
+
+    A send that is cancelled midway leaves the channel unusable. After the connection ended, for whatever reason,
+    both raise ChannelClosed.
+    """
+
+    peer: str
+    """The other end's address, as shown to people: host:port."""
+
+    local_host: str
+    """This end's own address."""
+
+    @abstractmethod
+    async def send(self, data: bytes) -> None: ...
+
+    @abstractmethod
+    async def receive(self) -> bytes: ...
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Closes within two seconds, whatever the peer does."""
+
+
+Handler = Callable[[Channel], Awaitable[None]]
+
+
+class Transport(ABC):
+    name: ClassVar[str]
+    max_message: ClassVar[int]
+    """The largest message in bytes that a channel takes; a peer that sends a larger one is cut off."""
+
+    @abstractmethod
+    async def listen(
+        self, host: str, port: int, handler: Handler, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serves until cancelled: each connection runs `handler` in a task of its own and is closed after it.
+
+        Reports the port it listens on through `task_status`. Raises ConfigError where the port can't be had. A peer
+        that is no peer, and a handler that raises, end their own connection and no other.
+        """
+
+    @abstractmethod
+    def dial(self, host: str, port: int, *, timeout: float) -> AbstractAsyncContextManager[Channel]:
+        """Connects within `timeout` seconds, or raises ChannelClosed saying why not."""

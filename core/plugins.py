@@ -1,0 +1,210 @@
+"""The plugin host: loads entry points one by one, sorts what they add by kind and name, keeps the broken aside."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+import pluggy
+
+from core import hookspecs
+from core.errors import CheckpointError, ConfigError, PluginError
+from core.interfaces.architecture import Architecture
+from core.interfaces.checkpoint import Checkpoint, CheckpointFormat, Source
+from core.interfaces.planner import Planner
+from core.interfaces.quantizer import Quantizer
+from core.interfaces.transport import Transport
+
+GROUP = "core.plugins"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenPlugin:
+    """A plugin that is set aside: everything else works without it."""
+
+    name: str
+    distribution: str
+    version: str
+    cause: str
+
+
+@dataclass(slots=True)
+class LoadedPlugin:
+    name: str
+    distribution: str
+    version: str
+    adds: list[str] = field(default_factory=list)
+
+
+class Registry(Generic[T]):
+    """What plugins added of one kind, by name. Asking for what isn't there says what is, and what is broken."""
+
+    def __init__(self, kind: str, broken: list[BrokenPlugin]) -> None:
+        self.kind = kind
+        self._broken = broken
+        self._items: dict[str, T] = {}
+        self._owners: dict[str, str] = {}
+
+    def add(self, name: str, item: T, owner: str) -> None:
+        if name in self._items:
+            raise PluginError(
+                f"two plugins claim the {self.kind} {name!r}",
+                f"{self._owners[name]} and {owner}",
+                "uninstall one of the two",
+            )
+        self._items[name] = item
+        self._owners[name] = owner
+
+    def names(self) -> list[str]:
+        return sorted(self._items)
+
+    def values(self) -> Iterable[T]:
+        return self._items.values()
+
+    def get(self, name: str) -> T:
+        """Raises PluginError listing what there is, and each broken plugin with its cause."""
+        if name in self._items:
+            return self._items[name]
+        near = difflib.get_close_matches(name, self._items, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.names()) or 'none'}"
+        raise PluginError(f"no {self.kind} named {name!r}", broken_causes(self._broken), hint)
+
+
+def broken_causes(broken: Iterable[BrokenPlugin]) -> str:
+    """One clause on each broken plugin, for the error of someone who asks for what it may have added."""
+    return "; ".join(f"the plugin {b.name!r} of {b.distribution} is broken: {b.cause}" for b in broken)
+
+
+class PluginHost:
+    """Everything that plugins add. `PluginHost.installed()` is what commands use; tests may build their own."""
+
+    def __init__(self) -> None:
+        self.loaded: list[LoadedPlugin] = []
+        self.broken: list[BrokenPlugin] = []
+        self.architectures: Registry[Architecture] = Registry("architecture", self.broken)
+        self.quantizers: Registry[Quantizer] = Registry("quantizer", self.broken)
+        self.transports: Registry[Transport] = Registry("transport", self.broken)
+        self.planners: Registry[Planner] = Registry("planner", self.broken)
+        self.checkpoint_formats: Registry[CheckpointFormat] = Registry("checkpoint format", self.broken)
+
+    @classmethod
+    def installed(cls) -> PluginHost:
+        """A host with every entry point of the group `core.plugins`; a broken one is quarantined, never fatal."""
+        host = cls()
+        for entry in sorted(entry_points(group=GROUP), key=_built_ins_first):
+            host.load(entry)
+        return host
+
+    def load(self, entry: EntryPoint) -> None:
+        distribution = entry.dist.name if entry.dist else "?"
+        version = entry.dist.version if entry.dist else "?"
+        self._admit(entry.name, distribution, version, entry.load)
+
+    def register(self, plugin: object, name: str) -> None:
+        """Adds a plugin object that is at hand, by the same door as an installed one."""
+        self._admit(name, "unpackaged", "", lambda: plugin)
+
+    def _admit(self, name: str, distribution: str, version: str, load: Callable[[], object]) -> None:
+        try:
+            found = _contributions(name, load())
+            self._add_all(name, found)
+        # A stranger's code may raise anything, SystemExit at import included: that is what quarantine is for.
+        except (Exception, SystemExit) as error:
+            self.broken.append(BrokenPlugin(name, distribution, version, f"{type(error).__name__}: {error}"))
+            return
+        adds = [f"{kind} {item.name}" for kind, items in found.items() for item in items]
+        self.loaded.append(LoadedPlugin(name, distribution, version, adds))
+
+    def _add_all(self, owner: str, found: Mapping[str, list[Any]]) -> None:
+        registries = self._by_kind()
+        for kind, items in found.items():
+            for item in items:
+                if item.name in registries[kind].names():
+                    registries[kind].add(item.name, item, owner)  # raises, naming both, before anything is added
+        for kind, items in found.items():
+            for item in items:
+                registries[kind].add(item.name, item, owner)
+
+    def _by_kind(self) -> dict[str, Registry[Any]]:
+        registries: list[Registry[Any]] = [
+            self.architectures,
+            self.quantizers,
+            self.transports,
+            self.planners,
+            self.checkpoint_formats,
+        ]
+        return {registry.kind: registry for registry in registries}
+
+    def architecture_of(self, config: Mapping[str, Any]) -> Architecture:
+        """The family that reads `config`'s model_type. Raises ConfigError saying which there are."""
+        wanted = config.get("model_type")
+        for architecture in self.architectures.values():
+            if wanted in architecture.model_types:
+                return architecture
+        known = sorted(kind for a in self.architectures.values() for kind in a.model_types)
+        raise ConfigError(
+            f"no architecture reads model_type {wanted!r}",
+            broken_causes(self.broken),
+            f"supported: {', '.join(known)}; a plugin can add more",
+        )
+
+    def open_checkpoint(self, source: Source) -> Checkpoint:
+        """Opens `source` by the first format that recognises it. Raises CheckpointError."""
+        for checkpoint_format in self.checkpoint_formats.values():
+            if checkpoint_format.recognises(source):
+                return checkpoint_format.open(source)
+        raise CheckpointError(
+            f"{source.model!r} is no model that can be read here",
+            broken_causes(self.broken),
+            f"give a directory, a file or a Hugging Face repo id; formats: {', '.join(self.checkpoint_formats.names())}",
+        )
+
+
+_HOOKS: dict[str, tuple[str, type[Any]]] = {
+    "core_architectures": ("architecture", Architecture),
+    "core_quantizers": ("quantizer", Quantizer),
+    "core_transports": ("transport", Transport),
+    "core_planners": ("planner", Planner),
+    "core_checkpoint_formats": ("checkpoint format", CheckpointFormat),
+}
+
+
+def _built_ins_first(entry: EntryPoint) -> tuple[bool, str]:
+    return (not entry.value.startswith("core_plugin_"), entry.name)
+
+
+def _contributions(name: str, plugin: object) -> dict[str, list[Any]]:
+    """Calls each hook of one plugin by itself, so that what it adds, and what fails, has an owner."""
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    manager.register(plugin, name=name)
+    manager.check_pending()
+    _refuse_misspelt(plugin)
+    found: dict[str, list[Any]] = {}
+    for hook, (kind, base) in _HOOKS.items():
+        for classes in getattr(manager.hook, hook)():
+            found.setdefault(kind, []).extend(_instance(hook, cls, base) for cls in classes)
+    if not found:
+        raise PluginError("it implements no hook", f"hooks: {', '.join(_HOOKS)}")
+    return found
+
+
+def _refuse_misspelt(plugin: object) -> None:
+    """pluggy ignores an undecorated function: one that is named like a hook is a forgotten `@hookimpl`."""
+    names = vars(plugin) if isinstance(plugin, ModuleType) else dir(plugin)
+    for attribute in names:
+        if attribute in _HOOKS and not hasattr(getattr(plugin, attribute), f"{hookspecs.PROJECT}_impl"):
+            raise PluginError(f"{attribute} lacks the @hookimpl decorator")
+
+
+def _instance(hook: str, cls: object, base: type[Any]) -> Any:
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise PluginError(f"{hook} returned {cls!r}", f"it must return subclasses of {base.__name__}")
+    if not isinstance(getattr(cls, "name", None), str):
+        raise PluginError(f"{cls.__name__} has no name")
+    return cls()
