@@ -1,0 +1,271 @@
+"""The whole vocabulary of the wire: one frozen type per message. Field limits are checked at decoding."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+"""Raised when a message changes in a way that an older peer would misread; peers must speak the same."""
+
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+Layer = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+Secret = Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A payload; `TYPE` is its name in the envelope."""
+
+    TYPE: ClassVar[str]
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of hidden states: raw little-endian bytes of `rows` x `width` values of `dtype` (fp16, bf16, fp32)."""
+
+    dtype: Name
+    rows: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
+    width: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
+    data: bytes | bytearray | memoryview
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """`rows` consecutive rows of `session` from `position` on, of which the last `outputs` are wanted back.
+
+    A segment that starts before the end of the session's cache truncates it (rollback, replay, speculation); one
+    that starts past the end is an error; one at 0 begins the session.
+    """
+
+    session: Count
+    position: Count
+    rows: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+    outputs: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
+
+
+class Device(msgspec.Struct, frozen=True):
+    """A device of a node; memory in bytes, None where the platform doesn't tell."""
+
+    id: Name
+    type: Name
+    name: Name
+    total_memory: Count | None
+    free_memory: Count | None
+
+
+class Hello(Message, frozen=True):
+    """Node to coordinator, first: who it is and what it offers. Refused by ERROR, accepted by HELLO_ACK."""
+
+    TYPE: ClassVar = "HELLO"
+    protocol: int
+    node_id: Name
+    hostname: Name = ""
+    core_version: Name = ""
+    python_version: Name = ""
+    torch_version: Name = ""
+    platform: Name = ""
+    devices: Annotated[list[Device], msgspec.Meta(max_length=64)] = []
+    selected_device: Name = "cpu"
+    max_memory_bytes: Count | None = None
+    free_memory: Count = 0
+    peer_hosts: Annotated[list[Name], msgspec.Meta(max_length=16)] = []
+    peer_port: Port = 0
+    plugins: Annotated[dict[Name, Name], msgspec.Meta(max_length=256)] = {}
+
+
+class HelloAck(Message, frozen=True):
+    TYPE: ClassVar = "HELLO_ACK"
+    protocol: int
+    core_version: Name = ""
+
+
+class Error(Message, frozen=True):
+    """A refusal, or the reason for which the sender is about to close the link."""
+
+    TYPE: ClassVar = "ERROR"
+    code: Name
+    message: Text
+
+
+class Assignment(Message, frozen=True):
+    """Coordinator to node: load this layer range. `link_token` is what its downstream peer will show it.
+
+    A node that already holds the very same stage keeps its weights and starts the epoch with empty caches.
+    """
+
+    TYPE: ClassVar = "ASSIGNMENT"
+    epoch: Count
+    model_id: Text
+    revision: Name | None
+    architecture: Name
+    quant: Name
+    compute_dtype: Name
+    wire_dtype: Name
+    layer_start: Layer
+    layer_end_exclusive: Layer
+    is_last: bool
+    config: dict[str, Any]
+    tensor_count: Count
+    total_weight_bytes: Count
+    link_token: Secret
+
+
+class LoadProgress(Message, frozen=True):
+    """Bytes done and in all of a phase: download or load."""
+
+    TYPE: ClassVar = "LOAD_PROGRESS"
+    epoch: Count
+    phase: Name
+    done: Count
+    total: Count
+
+
+class LoadComplete(Message, frozen=True):
+    """`weight_bytes` are held, `read_bytes` were read from the checkpoint (0 where the stage was kept)."""
+
+    TYPE: ClassVar = "LOAD_COMPLETE"
+    epoch: Count
+    weight_bytes: Count
+    read_bytes: Count
+    seconds: float
+
+
+class LoadFailed(Message, frozen=True):
+    TYPE: ClassVar = "LOAD_FAILED"
+    epoch: Count
+    reason: Text
+
+
+class ConnectPeer(Message, frozen=True):
+    """Coordinator to node: dial your upstream neighbour, which hands you its hidden states from then on."""
+
+    TYPE: ClassVar = "CONNECT_PEER"
+    epoch: Count
+    hosts: Annotated[list[Name], msgspec.Meta(max_length=16)]
+    port: Port
+    link_token: Secret
+
+
+class PeerConnected(Message, frozen=True):
+    """The answer: whether the link stands. Where it doesn't, `reason` says why, and the coordinator relays."""
+
+    TYPE: ClassVar = "PEER_CONNECTED"
+    epoch: Count
+    direct: bool
+    reason: Text
+
+
+class PeerHello(Message, frozen=True):
+    """Node to node, first. Answered by HELLO_ACK or ERROR."""
+
+    TYPE: ClassVar = "PEER_HELLO"
+    protocol: int
+    epoch: Count
+    link_token: Secret
+
+
+class PeerLost(Message, frozen=True):
+    """A node's link to a neighbour of the route ended."""
+
+    TYPE: ClassVar = "PEER_LOST"
+    epoch: Count
+    reason: Text
+
+
+class Release(Message, frozen=True):
+    """Coordinator to node: you are spare; drop the stage and its caches."""
+
+    TYPE: ClassVar = "RELEASE"
+    epoch: Count
+
+
+class Leave(Message, frozen=True):
+    """Node to coordinator: going away on purpose."""
+
+    TYPE: ClassVar = "LEAVE"
+    reason: Text
+
+
+class NodeState(Message, frozen=True):
+    """What a node holds now; sent when it changes."""
+
+    TYPE: ClassVar = "NODE_STATE"
+    sessions: Count
+    kv_tokens: Count
+    kv_bytes: Count
+    free_memory: Count
+
+
+class Ping(Message, frozen=True):
+    TYPE: ClassVar = "PING"
+    sent_us: Count
+
+
+class Pong(Message, frozen=True):
+    """Answers PING, with its `sent_us`."""
+
+    TYPE: ClassVar = "PONG"
+    sent_us: Count
+
+
+class Run(Message, frozen=True):
+    """A batch on its way through the stages. `compute_us` grows by one entry per stage that it has passed."""
+
+    epoch: Count
+    segments: Annotated[list[Segment], msgspec.Meta(min_length=1, max_length=4096)]
+    hidden: Tensor
+    compute_us: Annotated[list[Count], msgspec.Meta(max_length=1024)] = []
+
+
+class RunPrefill(Run, frozen=True):
+    TYPE: ClassVar = "RUN_PREFILL"
+
+
+class RunDecode(Run, frozen=True):
+    """As RUN_PREFILL, with one row (or a few, when verifying a draft) per session."""
+
+    TYPE: ClassVar = "RUN_DECODE"
+
+
+class HiddenState(Message, frozen=True):
+    """The last stage's answer to a RUN: the wanted rows of all segments, in order."""
+
+    TYPE: ClassVar = "HIDDEN_STATE"
+    epoch: Count
+    hidden: Tensor
+    compute_us: Annotated[list[Count], msgspec.Meta(max_length=1024)] = []
+
+
+class InferenceError(Message, frozen=True):
+    """A stage's answer to a RUN that it could not compute."""
+
+    TYPE: ClassVar = "INFERENCE_ERROR"
+    epoch: Count
+    node_id: Name
+    layer_start: Layer
+    layer_end_exclusive: Layer
+    message: Text
+
+
+class ClearCache(Message, frozen=True):
+    """Frees sessions. Travels the route like the data, so that it can't overtake a batch of the same session."""
+
+    TYPE: ClassVar = "CLEAR_CACHE"
+    epoch: Count
+    sessions: Annotated[list[Count], msgspec.Meta(max_length=4096)]
+
+
+class Chunk(Message, frozen=True):
+    """The next bytes of the tensor whose message came before, on the same link."""
+
+    TYPE: ClassVar = "CHUNK"
+    data: bytes
+
+
+def _leaves(base: type[Message]) -> list[type[Message]]:
+    return [leaf for sub in base.__subclasses__() for leaf in (_leaves(sub) or [sub])]
+
+
+BY_TYPE: dict[str, type[Message]] = {message.TYPE: message for message in _leaves(Message)}
