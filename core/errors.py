@@ -73,8 +73,27 @@ class RequestError(CoreError):
     """A request that asks for what can't be had: `param` is the offending field, `code` OpenAI's error code."""
 
     def __init__(
-        self, title: str, message: str = "", hint: str = "", *, param: str | None = None, code: str | None = None
+        self,
+        title: str,
+        message: str = "",
+        hint: str = "",
+        *,
+        param: str | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(title, message, hint)
         self.param = param
         self.code = code
+
+
+def sole_error(error: BaseException) -> BaseException:
+    """The one exception inside an exception group (nested ones too), or the first CoreError of several.
+
+    A nursery wraps what its body raises; at an edge where there is one thing to say, this says it.
+    """
+    while isinstance(error, BaseExceptionGroup):
+        known = error.subgroup(CoreError) or error
+        if len(error.exceptions) > 1 and known is error:
+            return error
+        error = known.exceptions[0]
+    return error

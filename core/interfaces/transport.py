@@ -44,7 +44,12 @@ class Transport(ABC):
 
     @abstractmethod
     async def listen(
-        self, host: str, port: int, handler: Handler, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+        self,
+        host: str,
+        port: int,
+        handler: Handler,
+        *,
+        task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Serves until cancelled: each connection runs `handler` in a task of its own and is closed after it.
 

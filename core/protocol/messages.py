@@ -11,7 +11,7 @@ PROTOCOL_VERSION = 1
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
-Count = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Layer = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Secret = Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
@@ -24,12 +24,15 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """Rows of hidden states: raw little-endian bytes of `rows` x `width` values of `dtype` (fp16, bf16, fp32)."""
+    """Rows of hidden states: raw little-endian bytes of `rows` x `width` values of `dtype` (fp16, bf16, fp32).
+
+    `data` is read-only in spirit: on this side of the wire it may be a view of a torch tensor or a bytearray.
+    """
 
     dtype: Name
     rows: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
     width: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
-    data: bytes | bytearray | memoryview
+    data: bytes
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):

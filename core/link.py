@@ -1,0 +1,119 @@
+"""A link: moves messages between two parties over a transport's channel, and notices when the other is gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from core.errors import ChannelClosed, sole_error
+from core.interfaces.transport import Channel
+from core.protocol.codec import Decoder, Packet, encode
+from core.protocol.messages import Message, Ping, Pong
+
+HEARTBEAT_SECONDS = 1.0
+PATIENCE_SECONDS = 5.0
+"""Without a single frame for this long, the peer is held to be gone."""
+_QUEUE = 256
+_FLUSH_SECONDS = 1.0
+
+
+class Link:
+    """Made by `open_link`. Any task may send; one task receives, and must keep at it: it never computes.
+
+    `round_trip` is the last heartbeat's, in seconds (None before the first).
+    """
+
+    def __init__(self, channel: Channel, patience: float) -> None:
+        self.peer = channel.peer
+        self.local_host = channel.local_host
+        self.round_trip: float | None = None
+        self._channel = channel
+        self._patience = patience
+        self._decoder = Decoder()
+        self._seq = 0
+        self._outgoing, self._queue = trio.open_memory_channel[list[bytes]](_QUEUE)
+        self._written = trio.Event()
+
+    async def send(self, message: Message, request_id: str = "") -> None:
+        """Queues a message, waiting while the queue is full. Raises ChannelClosed after the link ended."""
+        frames = self._frames(message, request_id)
+        try:
+            await self._outgoing.send(frames)
+        except (trio.ClosedResourceError, trio.BrokenResourceError):
+            raise ChannelClosed(f"the link to {self.peer} has ended") from None
+
+    async def receive(self) -> Packet:
+        """The next message; heartbeats are answered here. Raises ChannelClosed, or ProtocolError for nonsense."""
+        while True:
+            packet = self._decoder.feed(await self._frame())
+            if packet is None:
+                continue
+            if isinstance(packet.message, Ping):
+                self._try_send(Pong(packet.message.sent_us))
+            elif isinstance(packet.message, Pong):
+                self.round_trip = max(0, _now_us() - packet.message.sent_us) / 1e6
+            else:
+                return packet
+
+    async def _frame(self) -> bytes:
+        try:
+            with trio.fail_after(self._patience):
+                return await self._channel.receive()
+        except trio.TooSlowError:
+            raise ChannelClosed(f"{self.peer} has been silent for {self._patience:g} s") from None
+
+    def _frames(self, message: Message, request_id: str) -> list[bytes]:
+        self._seq += 1
+        return list(encode(Packet(message, request_id, self._seq)))
+
+    def _try_send(self, message: Message) -> None:
+        """A heartbeat: not needed while the queue is full, for then other frames are on their way."""
+        try:
+            self._outgoing.send_nowait(self._frames(message, ""))
+        except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+
+    async def _write(self) -> None:
+        """The only task that sends on the channel. When it fails the channel is closed, which wakes the receiver."""
+        try:
+            async with self._queue:
+                async for frames in self._queue:
+                    for frame in frames:
+                        await self._channel.send(frame)
+        except ChannelClosed:
+            await self._channel.aclose()
+        finally:
+            self._written.set()
+
+    async def _beat(self, interval: float) -> None:
+        while True:
+            self._try_send(Ping(_now_us()))
+            await trio.sleep(interval)
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
+@asynccontextmanager
+async def open_link(
+    channel: Channel, *, heartbeat: float = HEARTBEAT_SECONDS, patience: float = PATIENCE_SECONDS
+) -> AsyncIterator[Link]:
+    """A link for the length of the block. What was sent before a normal end is still written, within a second."""
+    link = Link(channel, patience)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link._write)
+            nursery.start_soon(link._beat, heartbeat)
+            try:
+                yield link
+                link._outgoing.close()
+                with trio.move_on_after(_FLUSH_SECONDS):
+                    await link._written.wait()
+            finally:
+                nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        raise sole_error(group) from None

@@ -1,0 +1,106 @@
+"""Every difference between devices, in one file: what is there, how much memory it has, how to name a dtype."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from core.errors import ConfigError
+from core.interfaces.dtypes import DType
+
+_TORCH = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16, DType.FP32: torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device that torch can compute on; memory in bytes, None where the platform doesn't tell."""
+
+    id: str
+    type: str
+    name: str
+    total_memory: int | None
+    free_memory: int | None
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    return _TORCH[dtype]
+
+
+def detect() -> list[DeviceInfo]:
+    """The devices of this machine, best first: CUDA, then MPS, then the CPU."""
+    return [*_cuda(), *_mps(), _cpu()]
+
+
+def pick(name: str) -> torch.device:
+    """The device that `--device` names: auto, cuda, cuda:N, mps or cpu. Raises ConfigError for one that isn't there."""
+    found = detect()
+    if name == "auto":
+        return torch.device(found[0].id)
+    for device in found:
+        if name in (device.id, device.type):
+            return torch.device(device.id)
+    raise ConfigError(
+        f"this machine has no device {name!r}", "", f"it has: {', '.join(device.id for device in found)}"
+    )
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that a stage can still take on `device`.
+
+    MPS shares the machine's memory and reports no free figure: what the system has free counts, within the size
+    that Metal recommends as a working set.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type == "mps":
+        room = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+        return max(0, min(int(room), _system_free()))
+    return _system_free()
+
+
+def refuse_dtype(device: torch.device, dtype: DType) -> str | None:
+    """Why `device` can't compute in `dtype`, found by trying a small product; None where it can."""
+    probe = torch.ones(2, 2, dtype=torch_dtype(dtype), device=device)
+    try:
+        result = (probe @ probe).float().cpu()
+    except (RuntimeError, TypeError) as error:
+        return f"{device} does not compute in {dtype}: {error}"
+    if not torch.equal(result, torch.full((2, 2), 2.0)):
+        return f"{device} computes wrong results in {dtype}"
+    return None
+
+
+def default_threads() -> int:
+    """Compute threads where the user names none: the physical cores less one, which moves the messages."""
+    return max(1, (psutil.cpu_count(logical=False) or os.cpu_count() or 2) - 1)
+
+
+def _system_free() -> int:
+    return int(psutil.virtual_memory().available)
+
+
+def _cuda() -> list[DeviceInfo]:
+    if not torch.cuda.is_available():
+        return []
+    found = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        found.append(DeviceInfo(f"cuda:{index}", "cuda", name, int(total), int(free)))
+    return found
+
+
+def _mps() -> list[DeviceInfo]:
+    if not torch.backends.mps.is_available():
+        return []
+    total = int(torch.mps.recommended_max_memory())
+    return [DeviceInfo("mps", "mps", "Apple Silicon", total, free_memory(torch.device("mps")))]
+
+
+def _cpu() -> DeviceInfo:
+    name = platform.processor() or platform.machine()
+    return DeviceInfo("cpu", "cpu", name, int(psutil.virtual_memory().total), _system_free())
