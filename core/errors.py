@@ -61,9 +61,7 @@ class NotReady(CoreError):
 class RouteError(CoreError):
     """The route broke under a session: names the node, its layers, and what happens next."""
 
-    def __init__(
-        self, title: str, message: str = "", hint: str = "", *, node: str = "", layers: str = ""
-    ) -> None:
+    def __init__(self, title: str, message: str = "", hint: str = "", *, node: str = "", layers: str = "") -> None:
         super().__init__(title, message, hint)
         self.node = node
         self.layers = layers

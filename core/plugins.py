@@ -125,9 +125,7 @@ class PluginHost:
         for kind, items in found.items():
             for item in items:
                 if item.name in registries[kind].names():
-                    registries[kind].add(
-                        item.name, item, owner
-                    )  # raises, naming both, before anything is added
+                    registries[kind].add(item.name, item, owner)  # raises, naming both, before anything is added
         for kind, items in found.items():
             for item in items:
                 registries[kind].add(item.name, item, owner)

@@ -40,7 +40,7 @@ def encode(packet: Packet) -> Iterator[bytes]:
         return
     data = memoryview(tensor.data)
     head = msgspec.structs.replace(tensor, data=data[:CHUNK_BYTES])
-    yield _frame(msgspec.structs.replace(packet.message, hidden=head), packet)  # type: ignore[type-var]
+    yield _frame(msgspec.structs.replace(packet.message, hidden=head), packet)
     for start in range(CHUNK_BYTES, len(data), CHUNK_BYTES):
         yield _frame(Chunk(bytes(data[start : start + CHUNK_BYTES])), packet)
 

@@ -43,9 +43,7 @@ def pick(name: str) -> torch.device:
     for device in found:
         if name in (device.id, device.type):
             return torch.device(device.id)
-    raise ConfigError(
-        f"this machine has no device {name!r}", "", f"it has: {', '.join(device.id for device in found)}"
-    )
+    raise ConfigError(f"this machine has no device {name!r}", "", f"it has: {', '.join(device.id for device in found)}")
 
 
 def free_memory(device: torch.device) -> int:
