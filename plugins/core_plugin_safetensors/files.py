@@ -1,0 +1,59 @@
+"""Where a checkpoint's files lie."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from core import CheckpointError, Progress, TensorInfo
+from core_plugin_safetensors.header import read_header
+
+
+class Files(Protocol):
+    """A directory, or a repository of a hub. Every method raises CheckpointError in words for people."""
+
+    def __str__(self) -> str:
+        """What to call it in errors."""
+
+    def names(self) -> Collection[str]:
+        """All files that there are."""
+
+    def path(self, name: str) -> Path:
+        """The file on this machine, brought here where it wasn't."""
+
+    def header(self, name: str) -> Mapping[str, TensorInfo] | None:
+        """The tensors of a safetensors file, without its weights; None where it can't be looked into now."""
+
+    def fetch(self, names: Collection[str], progress: Progress | None) -> None:
+        """Brings the files here."""
+
+    def pretrained(self) -> dict[str, Any]:
+        """The arguments that make a `from_pretrained` of transformers read from here."""
+
+
+class Directory:
+    """A local directory: everything is here already."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def names(self) -> Collection[str]:
+        return {file.name for file in self._path.iterdir()}
+
+    def path(self, name: str) -> Path:
+        return self._path / name
+
+    def header(self, name: str) -> Mapping[str, TensorInfo]:
+        if not self.path(name).is_file():
+            raise CheckpointError(f"{name} is not in {self}", "the index names it", "download it")
+        return read_header(self.path(name))
+
+    def fetch(self, names: Collection[str], progress: Progress | None) -> None:
+        """Nothing to do."""
+
+    def pretrained(self) -> dict[str, Any]:
+        return {"pretrained_model_name_or_path": str(self._path)}
