@@ -1,0 +1,93 @@
+"""What sockets and websockets say when they fail, in words for people."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import trio_websocket
+
+from core import ConfigError
+from core.errors import ChannelClosed
+
+_ABNORMAL = 1006
+_NORMAL = 1000
+_UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
+
+
+def address(host: str, port: int) -> str:
+    """host:port, with brackets around an IPv6 literal."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def closed(peer: str, error: Exception) -> ChannelClosed:
+    """Why a connection that once stood is no more."""
+    title = f"the connection to {peer} ended"
+    reason = error.reason if isinstance(error, trio_websocket.ConnectionClosed) else None
+    if reason is None or reason.code == _ABNORMAL:
+        return ChannelClosed(
+            title, "it broke off without a goodbye", "see whether the machine and the program there still run"
+        )
+    if reason.code == _NORMAL:
+        return ChannelClosed(title, "it was closed")
+    return ChannelClosed(title, f"it was closed with code {reason.code} {reason.name}, {reason.reason!r}")
+
+
+def handshake_failed(peer: str, ended: bool, failure: Exception | None) -> ChannelClosed:
+    """Why a TCP connection did not become a websocket."""
+    title = f"no websocket with {peer}"
+    check = "check the host and the port: something else may listen there"
+    if not ended:
+        return ChannelClosed(title, "it was connected, but did not finish the handshake in time", check)
+    if isinstance(failure, trio_websocket.ConnectionRejected):
+        return ChannelClosed(title, f"it answered with HTTP status {failure.status_code} instead of one", check)
+    if failure is not None:
+        return ChannelClosed(title, "it does not speak the websocket protocol", check)
+    return ChannelClosed(title, "it closed the connection during the handshake", check)
+
+
+def connect_failed(where: str, error: Exception) -> ChannelClosed:
+    """Why there is no TCP connection to `where`."""
+    title = f"no connection to {where}"
+    causes = _causes(error)
+    if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
+        return ChannelClosed(
+            title, "it was refused: nothing listens on that port", "start the program there, or check the port"
+        )
+    if any(isinstance(cause, TimeoutError) for cause in causes):
+        return ChannelClosed(
+            title,
+            "it timed out: nothing answered",
+            "see whether the machine is on, and whether a firewall lets the port through",
+        )
+    if any(isinstance(cause, OSError) and cause.errno in _UNREACHABLE for cause in causes):
+        return ChannelClosed(
+            title, "it is unreachable from this network", "check the address, and that both are on one network"
+        )
+    if any(isinstance(cause, socket.gaierror | UnicodeError) for cause in causes):
+        return ChannelClosed(title, "the host's name is not known", "check its spelling, or give an IP address")
+    return ChannelClosed(title, str(causes[0]), "check the host and the port")
+
+
+def listen_failed(where: str, error: Exception) -> ConfigError:
+    """Why nothing can listen on `where`."""
+    title = f"can't listen on {where}"
+    code = error.errno if isinstance(error, OSError) else None
+    if code == errno.EADDRINUSE:
+        return ConfigError(title, "the port is in use", "choose another port, or stop the program that uses this one")
+    if code == errno.EACCES:
+        return ConfigError(title, "the system does not allow it", "choose a port from 1024 to 65535")
+    if code == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror | UnicodeError):
+        return ConfigError(
+            title,
+            "this machine has no such address",
+            "give one of its own addresses, or 0.0.0.0 for all of them",
+        )
+    return ConfigError(title, str(error), "choose another host or port")
+
+
+def _causes(error: Exception) -> list[BaseException]:
+    """trio keeps what each address of a host failed with in a group, as the cause of one general error."""
+    if isinstance(error.__cause__, BaseExceptionGroup):
+        return list(error.__cause__.exceptions)
+    return [error]
