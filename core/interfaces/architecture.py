@@ -49,6 +49,9 @@ class Weights(Protocol):
     def linear(self, *modules: str) -> Linear:
         """The packed weight (and bias, where one is declared) of `modules`, fused along the output dimension."""
 
+    def pack(self, weight: Tensor) -> Linear:
+        """A packed weight from a tensor that is held already, as a tied head's is."""
+
 
 class Batch(Protocol):
     """The rows of one pass through a stage: segments of one or more sessions, with their KV caches."""

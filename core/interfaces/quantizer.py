@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from core.interfaces.dtypes import DType
 
 if TYPE_CHECKING:
-    from torch import Tensor, device
+    import torch
+    from torch import Tensor
 
 
 class Linear(Protocol):
@@ -32,5 +33,5 @@ class Quantizer(ABC):
         """Bytes that a weight of `shape` (out_features, in_features) holds when computing in `dtype`."""
 
     @abstractmethod
-    def pack(self, weight: Tensor, bias: Tensor | None, *, dtype: DType, device: device) -> Linear:
-        """Packs `weight` [out_features, in_features], as read from the checkpoint, for `device`."""
+    def pack(self, weight: Tensor, bias: Tensor | None, *, dtype: torch.dtype, device: torch.device) -> Linear:
+        """Packs `weight` [out_features, in_features], as read from the checkpoint, to multiply in `dtype` on `device`."""

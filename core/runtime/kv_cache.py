@@ -1,0 +1,175 @@
+"""KV caches: per session and layer, keys and values in one growing block, with explicit positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from core.errors import StageError
+from core.runtime.device import attention_dtype
+
+_BLOCK = 256
+"""A cache's capacity in tokens is a multiple of this."""
+
+
+class Segment(Protocol):
+    """See core.protocol.messages.Segment: `rows` rows of `session` from `position`, the last `outputs` wanted back."""
+
+    @property
+    def session(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def outputs(self) -> int: ...
+
+
+class LayerCache:
+    """One layer's keys and values of one session: [kv_heads, capacity, head_dim] each, doubled when full."""
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(block.nbytes for block in (self.keys, self.values) if block is not None)
+
+    def append(self, start: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Writes k, v [rows, kv_heads, head_dim] from `start` on; returns all up to their end, [kv_heads, end, dim]."""
+        end = start + len(k)
+        self.keys, self.values = _room(self.keys, k, start, end), _room(self.values, v, start, end)
+        self.keys[:, start:end] = k.transpose(0, 1)
+        self.values[:, start:end] = v.transpose(0, 1)
+        return self.keys[:, :end], self.values[:, :end]
+
+
+def _room(block: Tensor | None, like: Tensor, start: int, end: int) -> Tensor:
+    """`block`, or a larger one that begins with its first `start` tokens, with room for `end`."""
+    capacity = block.shape[1] if block is not None else 0
+    if block is not None and end <= capacity:
+        return block
+    capacity = -(-max(end, 2 * capacity) // _BLOCK) * _BLOCK
+    larger = like.new_empty(like.shape[1], capacity, like.shape[2])
+    if block is not None:
+        larger[:, :start] = block[:, :start]
+    return larger
+
+
+class SessionCache:
+    """One session's KV on one stage. `length` is the number of tokens that it holds in every layer."""
+
+    def __init__(self, layers: range) -> None:
+        self.layers = {layer: LayerCache() for layer in layers}
+        self.length = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers.values())
+
+
+class CacheStore:
+    """The sessions of one stage."""
+
+    def __init__(self, layers: range) -> None:
+        self._layers = layers
+        self._sessions: dict[int, SessionCache] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def tokens(self) -> int:
+        return sum(cache.length for cache in self._sessions.values())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(cache.nbytes for cache in self._sessions.values())
+
+    def begin(self, segment: Segment) -> SessionCache:
+        """The cache that `segment` extends, truncated to its position.
+
+        A segment at position 0 begins its session. Raises StageError for one that starts past the cache's end.
+        """
+        cache = self._sessions.get(segment.session)
+        if cache is None and segment.position == 0:
+            cache = self._sessions[segment.session] = SessionCache(self._layers)
+        held = cache.length if cache is not None else 0
+        if cache is None or segment.position > held:
+            raise StageError(
+                f"session {segment.session} has {held} tokens cached",
+                f"a segment that starts at position {segment.position} leaves a gap",
+            )
+        cache.length = segment.position
+        return cache
+
+    def clear(self, sessions: Sequence[int]) -> None:
+        for session in sessions:
+            self._sessions.pop(session, None)
+
+    def clear_all(self) -> None:
+        self._sessions.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A segment's rows in the batch, and its cache."""
+
+    rows: slice
+    start: int
+    cache: SessionCache
+
+
+class SegmentBatch:
+    """The Batch of core.interfaces.architecture, over the caches of one stage."""
+
+    def __init__(self, segments: Sequence[Segment], store: CacheStore, device: torch.device) -> None:
+        self._parts: list[_Part] = []
+        positions: list[int] = []
+        for segment in segments:
+            first = len(positions)
+            positions.extend(range(segment.position, segment.position + segment.rows))
+            self._parts.append(_Part(slice(first, len(positions)), segment.position, store.begin(segment)))
+        self.positions = torch.tensor(positions, dtype=torch.int64, device=device)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+        outputs = []
+        for part in self._parts:
+            keys, values = part.cache.layers[layer].append(part.start, k[part.rows], v[part.rows])
+            outputs.append(causal_attention(q[part.rows], keys, values, part.start, scale))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def commit(self) -> None:
+        """Counts the rows as cached: called when every layer has them."""
+        for part in self._parts:
+            part.cache.length = part.start + part.rows.stop - part.rows.start
+
+
+def causal_attention(q: Tensor, keys: Tensor, values: Tensor, start: int, scale: float) -> Tensor:
+    """Row i of q, at position start + i, attends to the positions up to its own.
+
+    q [rows, heads, head_dim]; keys, values [kv_heads, start + rows, head_dim] -> [rows, heads, head_dim].
+    """
+    rows, heads, dim = q.shape
+    dtype = attention_dtype(q.device, q.dtype)
+    keys, values = keys[None].to(dtype), values[None].to(dtype)
+    if rows == 1:
+        # The heads that share a key become rows of one query: no mask, no repeated keys.
+        folded = q.view(1, len(keys[0]), -1, dim).to(dtype)
+        attended = F.scaled_dot_product_attention(folded, keys, values, scale=scale)
+        return attended.view(1, heads, dim).to(q.dtype)
+    mask = None if start == 0 else _causal_mask(rows, start, q.device)
+    attended = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None].to(dtype), keys, values, mask, is_causal=start == 0, scale=scale, enable_gqa=True
+    )
+    return attended[0].transpose(0, 1).to(q.dtype)
+
+
+def _causal_mask(rows: int, start: int, device: torch.device) -> Tensor:
+    return torch.ones(rows, start + rows, dtype=torch.bool, device=device).tril(diagonal=start)

@@ -1,0 +1,138 @@
+"""A model as one machine sees it: an opened checkpoint, its family, and how its weights are to be held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from core.errors import ConfigError
+from core.interfaces.architecture import Architecture, Ends, ModelSpec, TensorSpec
+from core.interfaces.checkpoint import Checkpoint, Progress, Source
+from core.interfaces.dtypes import DType
+from core.interfaces.quantizer import Quantizer
+from core.plugins import PluginHost
+from core.runtime.device import refuse_dtype, torch_dtype
+from core.runtime.stage import Stage
+from core.runtime.weights import StageWeights, check_tensors, tied_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How weights are packed, what stages compute in, and what hidden states travel in."""
+
+    quantizer: Quantizer
+    compute: DType
+    wire: DType
+
+    @property
+    def residual(self) -> torch.dtype:
+        return torch.promote_types(torch_dtype(self.compute), torch_dtype(self.wire))
+
+
+def choose_wire(wire: str, compute: DType, checkpoint: Checkpoint) -> DType:
+    """`--wire-dtype`: what was asked for, or for "auto" the compute dtype.
+
+    fp16 ends at 65,504, and many models' residual streams go beyond it. So "auto" takes fp16 only for a checkpoint
+    whose weights were published in fp16, which its authors ran in fp16, and fp32 otherwise.
+    """
+    if wire != "auto":
+        return DType(wire)
+    if compute is not DType.FP16:
+        return compute
+    published = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+    return DType.FP16 if published in ("float16", "fp16") else DType.FP32
+
+
+class Model:
+    """Sizes are known once it is open; weights are read by `load_stage` and `load_ends` alone."""
+
+    def __init__(self, checkpoint: Checkpoint, architecture: Architecture) -> None:
+        self.checkpoint = checkpoint
+        self.architecture = architecture
+        self.spec: ModelSpec = architecture.read_config(checkpoint.config)
+        check_tensors(checkpoint, self._end_specs())
+        for layer in range(self.spec.layers):
+            check_tensors(checkpoint, self._layer_specs(layer))
+
+    @classmethod
+    @contextmanager
+    def open(cls, source: Source, plugins: PluginHost) -> Iterator[Model]:
+        """Raises CheckpointError or ConfigError: not a model, an unknown family, a tensor missing or misshapen."""
+        checkpoint = plugins.open_checkpoint(source)
+        try:
+            yield cls(checkpoint, plugins.architecture_of(checkpoint.config))
+        finally:
+            checkpoint.close()
+
+    def layer_bytes(self, layer: int, precision: Precision) -> int:
+        """What one layer's weights hold on a node."""
+        return _held_bytes(self._layer_specs(layer), precision)
+
+    def kv_bytes(self, tokens: int, precision: Precision) -> int:
+        """What one layer's KV cache of `tokens` tokens holds."""
+        return tokens * self.spec.kv_width * precision.compute.itemsize
+
+    def ends_bytes(self, precision: Precision) -> int:
+        """What embedding, norm and head hold on the coordinator."""
+        held = _held_bytes(self._end_specs(), precision)
+        if self.spec.tied_head:
+            shape = (self.spec.vocab_size, self.spec.hidden_size)
+            table = shape[0] * shape[1] * precision.compute.itemsize
+            held += tied_bytes(table, precision.quantizer.packed_bytes(shape, precision.compute))
+        return held
+
+    def layer_tensor_names(self, layers: range) -> list[str]:
+        return [spec.name for layer in layers for spec in self._layer_specs(layer)]
+
+    def fetch_stage(self, layers: range, progress: Progress | None = None) -> None:
+        """Brings the files that hold `layers` to this machine."""
+        self.checkpoint.fetch(self.layer_tensor_names(layers), progress)
+
+    def fetch_ends(self, progress: Progress | None = None) -> None:
+        self.checkpoint.fetch([spec.name for spec in self._end_specs()], progress)
+
+    def load_stage(
+        self, layers: range, precision: Precision, device: torch.device, progress: Progress | None = None
+    ) -> tuple[Stage, int]:
+        """The stage, and the bytes that were read for it. Its files have been fetched."""
+        specs = [spec for layer in layers for spec in self._layer_specs(layer)]
+        weights = self._weights(specs, precision, device, progress)
+        stack = self.architecture.build_layers(self.spec, layers, weights)
+        return Stage(stack, layers, device, precision.residual, nbytes=weights.nbytes), weights.read_bytes
+
+    def load_ends(self, precision: Precision, device: torch.device, progress: Progress | None = None) -> Ends:
+        weights = self._weights(self._end_specs(), precision, device, progress)
+        return self.architecture.build_ends(self.spec, weights)
+
+    def _weights(
+        self, specs: list[TensorSpec], precision: Precision, device: torch.device, progress: Progress | None
+    ) -> StageWeights:
+        refused = refuse_dtype(device, precision.compute)
+        if refused:
+            raise ConfigError(f"--dtype {precision.compute} can't be had", refused)
+        return StageWeights(
+            self.checkpoint, specs, precision.quantizer, torch_dtype(precision.compute), device, progress
+        )
+
+    def _layer_specs(self, layer: int) -> list[TensorSpec]:
+        return list(self.architecture.layer_tensors(self.spec, layer))
+
+    def _end_specs(self) -> list[TensorSpec]:
+        return list(self.architecture.end_tensors(self.spec))
+
+
+def _held_bytes(specs: list[TensorSpec], precision: Precision) -> int:
+    held = 0
+    for spec in specs:
+        if spec.packed:
+            rows, columns = spec.shape
+            held += precision.quantizer.packed_bytes((rows, columns), precision.compute)
+        else:
+            size = precision.compute.itemsize
+            for extent in spec.shape:
+                size *= extent
+            held += size
+    return held

@@ -1,0 +1,90 @@
+"""Reading weights: each tensor is read, checked, packed and placed before the next one is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from core.errors import CheckpointError
+from core.interfaces.architecture import TensorSpec
+from core.interfaces.checkpoint import Checkpoint, Progress
+from core.interfaces.quantizer import Linear, Quantizer
+
+
+def check_tensors(checkpoint: Checkpoint, specs: Iterable[TensorSpec]) -> None:
+    """Raises CheckpointError naming the first tensor that is missing or of another shape."""
+    for spec in specs:
+        info = checkpoint.tensors.get(spec.name)
+        if info is None:
+            raise CheckpointError(
+                f"the checkpoint has no tensor {spec.name!r}",
+                f"its config asks for it, with shape {list(spec.shape)}",
+                "the download may be incomplete, or config.json belongs to another model",
+            )
+        if tuple(info.shape) != spec.shape:
+            raise CheckpointError(
+                f"the tensor {spec.name!r} in {info.file} has shape {list(info.shape)}",
+                f"the config asks for {list(spec.shape)}",
+                "config.json belongs to another model",
+            )
+
+
+class StageWeights:
+    """The Weights of core.interfaces.architecture: only the tensors of `specs` can be had.
+
+    `nbytes` are held by what was built so far; `read_bytes` were read from the checkpoint.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        specs: Iterable[TensorSpec],
+        quantizer: Quantizer,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Progress | None = None,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._specs = {spec.name: spec for spec in specs}
+        self._quantizer = quantizer
+        self._dtype = dtype
+        self._device = device
+        self._progress = progress
+        self._total = sum(checkpoint.tensors[name].nbytes for name in self._specs)
+        self.nbytes = 0
+        self.read_bytes = 0
+
+    def tensor(self, name: str) -> Tensor:
+        tensor = self._read(name).to(self._device, self._dtype)
+        self.nbytes += tensor.nbytes
+        return tensor
+
+    def linear(self, *modules: str) -> Linear:
+        weights = [self._read(f"{module}.weight") for module in modules]
+        biases = [self._read(f"{module}.bias") for module in modules if f"{module}.bias" in self._specs]
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        weights.clear()
+        packed = self._quantizer.pack(
+            weight, torch.cat(biases) if biases else None, dtype=self._dtype, device=self._device
+        )
+        self.nbytes += packed.nbytes
+        return packed
+
+    def pack(self, weight: Tensor) -> Linear:
+        packed = self._quantizer.pack(weight, None, dtype=self._dtype, device=self._device)
+        self.nbytes += tied_bytes(weight.nbytes, packed.nbytes)
+        return packed
+
+    def _read(self, name: str) -> Tensor:
+        tensor = self._checkpoint.read(self._specs[name].name)
+        self.read_bytes += self._checkpoint.tensors[name].nbytes
+        if self._progress is not None:
+            self._progress(self.read_bytes, self._total)
+        return tensor
+
+
+def tied_bytes(table: int, packed: int) -> int:
+    """What a head packed from the embedding's table adds: nothing where packing keeps the table as it is."""
+    return 0 if packed == table else packed

@@ -1,0 +1,151 @@
+"""The pipeline's logits against transformers on the same checkpoint: any split, prefill, decode, rollback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from core import DType, Source
+from core.interfaces.architecture import Ends
+from core.plugins import PluginHost
+from core.protocol.tensors import from_wire, to_wire
+from core.runtime.device import torch_dtype
+from core.runtime.model import Model, Precision
+from core.runtime.stage import Stage
+from core.testing.checkpoints import tiny_checkpoint
+
+CPU = torch.device("cpu")
+DECODE_STEPS = 32
+LLAMA3_SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama-tied": {"model_type": "llama", "tied": True},
+    "llama-untied-biased": {"model_type": "llama", "tied": False, "attention_bias": True},
+    "llama-full-heads": {"model_type": "llama", "heads": 4, "kv_heads": 4},
+    "llama-one-kv-head": {"model_type": "llama", "heads": 4, "kv_heads": 1},
+    "llama-wide-heads": {"model_type": "llama", "heads": 4, "kv_heads": 2, "head_dim": 32},
+    "llama-rope-scaled": {"model_type": "llama", "rope_scaling": LLAMA3_SCALING},
+    "llama-sharded": {"model_type": "llama", "shards": 3},
+    "qwen2-tied": {"model_type": "qwen2", "tied": True},
+    "qwen2-untied": {"model_type": "qwen2", "tied": False, "shards": 2},
+}
+TOLERANCE = {DType.FP32: 2e-4, DType.BF16: 0.15, DType.FP16: 0.03}
+
+
+class Piece(NamedTuple):
+    """A segment as a stage sees it."""
+
+    session: int
+    position: int
+    rows: int
+    outputs: int
+
+
+class Pipeline:
+    """Stages one after another, with the wire's conversion between them."""
+
+    def __init__(self, ends: Ends, stages: list[Stage], wire: torch.dtype) -> None:
+        self.ends, self.stages, self.wire = ends, stages, wire
+
+    def __call__(self, tokens: list[int], position: int, session: int = 1) -> torch.Tensor:
+        """Logits [len(tokens), vocab] of `tokens` at `position`."""
+        piece = Piece(session, position, len(tokens), len(tokens))
+        with torch.inference_mode():
+            hidden = self.ends.embed(torch.tensor(tokens))
+        for stage in self.stages:
+            result = stage.run(from_wire(to_wire(hidden, self.wire)), [piece], outputs_only=False)
+            hidden = from_wire(to_wire(result, self.wire))
+        with torch.inference_mode():
+            return self.ends.logits(hidden)
+
+
+def splits(layers: int) -> list[list[range]]:
+    """The whole, every cut in two, and every cut in three."""
+    whole = [[range(0, layers)]]
+    two = [[range(0, a), range(a, layers)] for a in range(1, layers)]
+    three = [
+        [range(0, a), range(a, b), range(b, layers)] for a in range(1, layers - 1) for b in range(a + 1, layers)
+    ]
+    return whole + two + three
+
+
+@contextmanager
+def opened(path: Path, dtype: DType, wire: DType) -> Iterator[tuple[Model, Precision]]:
+    plugins = PluginHost.installed()
+    with Model.open(Source(str(path)), plugins) as model:
+        yield model, Precision(plugins.quantizers.get("fp16"), dtype, wire)
+
+
+def pipeline(model: Model, precision: Precision, ranges: list[range]) -> Pipeline:
+    stages = [model.load_stage(layers, precision, CPU)[0] for layers in ranges]
+    return Pipeline(model.load_ends(precision, CPU), stages, torch_dtype(precision.wire))
+
+
+def oracle_logits(path: Path, dtype: torch.dtype, tokens: list[int]) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0].float()
+    return logits
+
+
+@pytest.fixture(scope="module", params=list(VARIANTS))
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp(request.param), layers=4, **VARIANTS[request.param])
+
+
+@pytest.mark.parametrize("dtype", list(DType))
+def test_every_split_has_the_oracles_logits(checkpoint: Path, dtype: DType) -> None:
+    generator = torch.Generator().manual_seed(7)
+    prompt_length = 40
+    tokens = torch.randint(0, 250, (prompt_length + DECODE_STEPS,), generator=generator).tolist()
+    expected = oracle_logits(checkpoint, torch_dtype(dtype), tokens)
+    assert expected.std() > 0.1, "flat logits would agree with anything"
+    bound = TOLERANCE[dtype] * float(expected.std()) * 5
+    with opened(checkpoint, dtype, dtype) as (model, precision):
+        for ranges in splits(model.spec.layers):
+            run = pipeline(model, precision, ranges)
+            steps = [run(tokens[:prompt_length], 0)]
+            steps += [run([tokens[i]], i) for i in range(prompt_length, len(tokens))]
+            assert (torch.cat(steps) - expected).abs().max() < bound, ranges
+            again = run(tokens[20:30], 20)
+            assert (again - expected[20:30]).abs().max() < bound, f"{ranges} after a rollback"
+            assert all(stage.caches.tokens == 30 for stage in run.stages)
+
+
+def test_chunked_prefill_and_interleaved_sessions_change_nothing(checkpoint: Path) -> None:
+    generator = torch.Generator().manual_seed(8)
+    first, second = torch.randint(0, 250, (2, 300), generator=generator).tolist()
+    with opened(checkpoint, DType.FP32, DType.FP32) as (model, precision):
+        run = pipeline(model, precision, [range(0, 2), range(2, 4)])
+        chunks: dict[int, list[torch.Tensor]] = {1: [], 2: []}
+        for start in range(0, 300, 60):
+            chunks[1].append(run(first[start : start + 60], start, session=1))
+            chunks[2].append(run(second[start : start + 60], start, session=2))
+    for session, tokens in ((1, first), (2, second)):
+        expected = oracle_logits(checkpoint, torch.float32, tokens)
+        assert (torch.cat(chunks[session]) - expected).abs().max() < 1e-3
+
+
+def test_a_batch_of_many_sessions_equals_each_alone(checkpoint: Path) -> None:
+    generator = torch.Generator().manual_seed(9)
+    prompts = [torch.randint(0, 250, (n,), generator=generator).tolist() for n in (3, 17, 1)]
+    with opened(checkpoint, DType.FP32, DType.FP32) as (model, precision):
+        run = pipeline(model, precision, [range(0, 4)])
+        alone = torch.cat([run(tokens, 0, session=10 + i) for i, tokens in enumerate(prompts)])
+        pieces = [Piece(i, 0, len(tokens), len(tokens)) for i, tokens in enumerate(prompts)]
+        with torch.inference_mode():
+            hidden = run.ends.embed(torch.tensor([t for tokens in prompts for t in tokens]))
+            together = run.ends.logits(run.stages[0].run(hidden, pieces, outputs_only=False))
+    assert (alone - together).abs().max() < 1e-4
