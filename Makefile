@@ -1,0 +1,52 @@
+# Needs Python >= 3.11, git and the network to the package index; everything else goes into .venv.
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types bench clean
+
+define install
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "core needs Python 3.11 or newer, and $(PYTHON) is not: run make PYTHON=/path/to/a/newer/python" >&2; exit 1; }
+	@echo "Installing into $(VENV), which takes minutes the first time: torch is large"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '$(1)'
+endef
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(call install,.)
+	@touch $@
+
+$(INSTALLED_DEV): pyproject.toml constraints.txt
+	$(call install,.[dev])
+	@touch $(INSTALLED) $@
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(INSTALLED) ## a cluster on this machine that answers a prompt; make demo ARGS="--help" shows its options
+	@$(BIN)/core demo $(ARGS)
+
+test: lint types ## all that CI runs: lint, types, tests; make test ARGS="-k plan" picks tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED_DEV) ## ruff: lint and format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(INSTALLED_DEV) ## mypy, strict
+	@$(BIN)/mypy
+
+bench: $(INSTALLED_DEV) ## every script in benchmarks/: each prints the figures that it measured
+	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done
+
+clean: ## remove .venv and everything that was built
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
