@@ -1,0 +1,64 @@
+"""The `core` command. Whatever is slow to import is imported inside the commands, so that `core --help` is fast."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from core import __version__
+from core.cli import doctor, plugins
+from core.errors import ConfigError, CoreError
+
+app = typer.Typer(
+    help="Pool machines into one cluster that serves a language model.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("plugins")(plugins.plugins)
+app.command("doctor")(doctor.doctor)
+
+
+def main() -> None:
+    """Runs `core`: a CoreError becomes lines on stderr and an exit status, and what is a bug keeps its traceback."""
+    status = 0
+    try:
+        app()
+    except* KeyboardInterrupt:
+        status = 130
+    except* CoreError as group:
+        for error in _each(group):
+            status = max(status, _report(error))
+    sys.exit(status)
+
+
+def _each(group: BaseExceptionGroup[CoreError]) -> Iterator[CoreError]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _each(error)
+        else:
+            yield error
+
+
+def _report(error: CoreError) -> int:
+    print(f"{error.title}: {error.message}" if error.message else error.title, file=sys.stderr)
+    if error.hint:
+        print(error.hint, file=sys.stderr)
+    return 2 if isinstance(error, ConfigError) else 1
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"core {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass

@@ -1,0 +1,43 @@
+"""`core plugins`: what is installed, what each adds, and what is broken with its cause."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from core.plugins import PluginHost
+
+
+def plugins(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List the plugins: what each adds, and why a broken one is set aside."""
+    from rich.console import Console
+
+    from core.plugins import PluginHost
+
+    host = PluginHost.installed()
+    if as_json:
+        found = {
+            "loaded": [asdict(plugin) for plugin in host.loaded],
+            "broken": [asdict(plugin) for plugin in host.broken],
+        }
+        print(json.dumps(found, indent=2))
+    else:
+        Console(markup=False).print(_table(host))
+
+
+def _table(host: PluginHost) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("plugin", "distribution", "version", "adds", box=None, pad_edge=False)
+    for plugin in host.loaded:
+        table.add_row(plugin.name, plugin.distribution, plugin.version, ", ".join(plugin.adds))
+    for broken in host.broken:
+        table.add_row(broken.name, broken.distribution, broken.version, Text(f"broken: {broken.cause}", style="red"))
+    return table
