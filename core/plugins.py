@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
+from inspect import get_annotations
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -20,6 +21,7 @@ from core.interfaces.quantizer import Quantizer
 from core.interfaces.transport import Transport
 
 GROUP = "core.plugins"
+DISTRIBUTION = "core-cluster"
 T = TypeVar("T")
 
 
@@ -48,17 +50,9 @@ class Registry(Generic[T]):
         self.kind = kind
         self._broken = broken
         self._items: dict[str, T] = {}
-        self._owners: dict[str, str] = {}
 
-    def add(self, name: str, item: T, owner: str) -> None:
-        if name in self._items:
-            raise PluginError(
-                f"two plugins claim the {self.kind} {name!r}",
-                f"{self._owners[name]} and {owner}",
-                "uninstall one of the two",
-            )
+    def add(self, name: str, item: T) -> None:
         self._items[name] = item
-        self._owners[name] = owner
 
     def names(self) -> list[str]:
         return sorted(self._items)
@@ -86,6 +80,7 @@ class PluginHost:
     def __init__(self) -> None:
         self.loaded: list[LoadedPlugin] = []
         self.broken: list[BrokenPlugin] = []
+        self._owners: dict[str, str] = {}
         self.architectures: Registry[Architecture] = Registry("architecture", self.broken)
         self.quantizers: Registry[Quantizer] = Registry("quantizer", self.broken)
         self.transports: Registry[Transport] = Registry("transport", self.broken)
@@ -112,7 +107,7 @@ class PluginHost:
     def _admit(self, name: str, distribution: str, version: str, load: Callable[[], object]) -> None:
         try:
             found = _contributions(name, load())
-            self._add_all(name, found)
+            self._add_all(f"the plugin {name!r} of {distribution}", found)
         # A stranger's code may raise anything, SystemExit at import included: that is what quarantine is for.
         except (Exception, SystemExit) as error:
             self.broken.append(BrokenPlugin(name, distribution, version, f"{type(error).__name__}: {error}"))
@@ -121,14 +116,18 @@ class PluginHost:
         self.loaded.append(LoadedPlugin(name, distribution, version, adds))
 
     def _add_all(self, owner: str, found: Mapping[str, list[Any]]) -> None:
+        """All of it or nothing: a claim that is taken already is refused before anything is added."""
+        owners = dict(self._owners)
+        for claim in (claim for kind, items in found.items() for item in items for claim in _claims(kind, item)):
+            if claim in owners:
+                both = f"{owners[claim]} and {owner}"
+                raise PluginError(f"two plugins claim the {claim}", both, "uninstall one of the two")
+            owners[claim] = owner
+        self._owners = owners
         registries = self._by_kind()
         for kind, items in found.items():
             for item in items:
-                if item.name in registries[kind].names():
-                    registries[kind].add(item.name, item, owner)  # raises, naming both, before anything is added
-        for kind, items in found.items():
-            for item in items:
-                registries[kind].add(item.name, item, owner)
+                registries[kind].add(item.name, item)
 
     def _by_kind(self) -> dict[str, Registry[Any]]:
         registries: list[Registry[Any]] = [
@@ -161,7 +160,8 @@ class PluginHost:
         raise CheckpointError(
             f"{source.model!r} is no model that can be read here",
             broken_causes(self.broken),
-            f"give a directory, a file or a Hugging Face repo id; formats: {', '.join(self.checkpoint_formats.names())}",
+            "give a directory, a file or a Hugging Face repo id; "
+            f"formats: {', '.join(self.checkpoint_formats.names())}",
         )
 
 
@@ -175,7 +175,12 @@ _HOOKS: dict[str, tuple[str, type[Any]]] = {
 
 
 def _built_ins_first(entry: EntryPoint) -> tuple[bool, str]:
-    return (not entry.value.startswith("core_plugin_"), entry.name)
+    built_in = entry.dist is not None and entry.dist.name == DISTRIBUTION
+    return (not built_in, entry.name)
+
+
+def _claims(kind: str, item: Any) -> list[str]:
+    return [f"{kind} {item.name!r}", *(f"model_type {name!r}" for name in getattr(item, "model_types", ()))]
 
 
 def _contributions(name: str, plugin: object) -> dict[str, list[Any]]:
@@ -187,10 +192,11 @@ def _contributions(name: str, plugin: object) -> dict[str, list[Any]]:
     _refuse_misspelt(plugin)
     found: dict[str, list[Any]] = {}
     for hook, (kind, base) in _HOOKS.items():
-        for classes in getattr(manager.hook, hook)():
-            found.setdefault(kind, []).extend(_instance(hook, cls, base) for cls in classes)
+        caller = getattr(manager.hook, hook)
+        if caller.get_hookimpls():
+            found[kind] = [_instance(hook, cls, base) for cls in _returned(hook, caller())]
     if not found:
-        raise PluginError("it implements no hook", f"hooks: {', '.join(_HOOKS)}")
+        raise PluginError("it implements no hook", hint=f"the hooks are {', '.join(_HOOKS)}")
     return found
 
 
@@ -202,9 +208,20 @@ def _refuse_misspelt(plugin: object) -> None:
             raise PluginError(f"{attribute} lacks the @hookimpl decorator")
 
 
+def _returned(hook: str, results: list[Any]) -> list[Any]:
+    """What the one implementation of `hook` returned; pluggy leaves out a None."""
+    classes = results[0] if results else None
+    if not isinstance(classes, list | tuple):
+        raise PluginError(f"{hook} returned {classes!r}", "it must return a list of classes")
+    return list(classes)
+
+
 def _instance(hook: str, cls: object, base: type[Any]) -> Any:
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise PluginError(f"{hook} returned {cls!r}", f"it must return subclasses of {base.__name__}")
-    if not isinstance(getattr(cls, "name", None), str):
-        raise PluginError(f"{cls.__name__} has no name")
+    missing = [attribute for attribute in get_annotations(base) if not hasattr(cls, attribute)]
+    if missing:
+        raise PluginError(f"{cls.__name__} does not define {' and '.join(missing)}")
+    if not isinstance(cls.name, str):
+        raise PluginError(f"the name of {cls.__name__} is {cls.name!r}", "it must be a string")
     return cls()

@@ -87,10 +87,10 @@ def plugins() -> Iterator[Finding]:
 
 def dependencies() -> Iterator[Finding]:
     """Whether what core and the plugins require is installed, in versions within their bounds."""
-    from core.plugins import GROUP
+    from core.plugins import DISTRIBUTION, GROUP
 
     entries = importlib.metadata.entry_points(group=GROUP)
-    for name in sorted({"core-cluster", *(entry.dist.name for entry in entries if entry.dist)}):
+    for name in sorted({DISTRIBUTION, *(entry.dist.name for entry in entries if entry.dist)}):
         version = importlib.metadata.version(name)
         unmet = list(_unmet(name))
         for complaint in unmet:
