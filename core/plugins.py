@@ -222,6 +222,7 @@ def _instance(hook: str, cls: object, base: type[Any]) -> Any:
     missing = [attribute for attribute in get_annotations(base) if not hasattr(cls, attribute)]
     if missing:
         raise PluginError(f"{cls.__name__} does not define {' and '.join(missing)}")
-    if not isinstance(cls.name, str):
-        raise PluginError(f"the name of {cls.__name__} is {cls.name!r}", "it must be a string")
-    return cls()
+    item: Any = cls()
+    if not isinstance(item.name, str):
+        raise PluginError(f"the name of {cls.__name__} is {item.name!r}", "it must be a string")
+    return item
