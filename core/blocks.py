@@ -165,8 +165,8 @@ class Attention:
 
     def __call__(self, x: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
         qkv = self.qkv(x).view(len(x), self.heads + 2 * self.kv_heads, self.head_dim)
-        rotated, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
-        q, k = rotation(rotated).split((self.heads, self.kv_heads), dim=1)
+        qk = rotation(qkv[:, : self.heads + self.kv_heads])
+        q, k, v = qk[:, : self.heads], qk[:, self.heads :], qkv[:, self.heads + self.kv_heads :]
         return self.out(batch.attend(self.layer, q, k, v, scale=self.scale).flatten(1))
 
 
@@ -256,5 +256,5 @@ def _llama3_scaling(frequencies: Tensor, scaling: Mapping[str, Any]) -> Tensor:
     factor = required(scaling, "factor")
     low, high = required(scaling, "low_freq_factor"), required(scaling, "high_freq_factor")
     turns = required(scaling, "original_max_position_embeddings") * frequencies / (2 * math.pi)
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    kept: Tensor = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - kept) * frequencies / factor + kept * frequencies

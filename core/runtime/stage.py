@@ -31,7 +31,7 @@ class Stage:
 
     @torch.inference_mode()
     def run(self, hidden: Tensor, segments: Sequence[Segment], *, outputs_only: bool) -> Tensor:
-        """[rows of all segments, hidden_size], any dtype and device -> the same rows after the last layer, on the device.
+        """[rows of all segments, hidden_size], any dtype and device -> the rows after the last layer, on the device.
 
         With `outputs_only` just the rows that the segments want back. Raises StageError for rows that don't match
         the segments, a gap in a session's positions, or hidden states that are not finite.
@@ -50,7 +50,9 @@ class Stage:
         if torch.isfinite(result).all():
             return
         if not torch.isfinite(arrived).all():
-            raise StageError("the hidden states that arrived are not finite", "an earlier stage computed NaN or infinity")
+            raise StageError(
+                "the hidden states that arrived are not finite", "an earlier stage computed NaN or infinity"
+            )
         raise StageError(
             f"layers [{self.layers.start}, {self.layers.stop}) computed hidden states that are not finite",
             f"on {self.device}",

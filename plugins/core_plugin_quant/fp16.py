@@ -1,4 +1,4 @@
-"""`fp16`: weights are not quantized. They are stored in the compute dtype (fp16, bf16 or fp32), as the user chose it."""
+"""`fp16`: weights are not quantized, but stored in the compute dtype that the user chose (fp16, bf16 or fp32)."""
 
 import torch
 import torch.nn.functional as F

@@ -39,7 +39,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2-tied": {"model_type": "qwen2", "tied": True},
     "qwen2-untied": {"model_type": "qwen2", "tied": False, "shards": 2},
 }
-TOLERANCE = {DType.FP32: 2e-4, DType.BF16: 0.15, DType.FP16: 0.03}
+TOLERANCE = {DType.FP32: 1e-4, DType.FP16: 0.06, DType.BF16: 0.4}
+"""In standard deviations of the logits: about twice what rounding alone was seen to do."""
 
 
 class Piece(NamedTuple):
@@ -112,7 +113,7 @@ def test_every_split_has_the_oracles_logits(checkpoint: Path, dtype: DType) -> N
     tokens = torch.randint(0, 250, (prompt_length + DECODE_STEPS,), generator=generator).tolist()
     expected = oracle_logits(checkpoint, torch_dtype(dtype), tokens)
     assert expected.std() > 0.1, "flat logits would agree with anything"
-    bound = TOLERANCE[dtype] * float(expected.std()) * 5
+    bound = TOLERANCE[dtype] * float(expected.std())
     with opened(checkpoint, dtype, dtype) as (model, precision):
         for ranges in splits(model.spec.layers):
             run = pipeline(model, precision, ranges)

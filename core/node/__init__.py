@@ -1,0 +1,1 @@
+"""The node: joins a coordinator, loads its layer range, computes, leaves. Headless."""

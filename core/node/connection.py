@@ -1,0 +1,121 @@
+"""A node's time with one coordinator: says hello, then obeys until the link ends."""
+
+from __future__ import annotations
+
+import platform
+import socket
+from functools import partial
+from importlib.metadata import version
+
+import trio
+
+import core
+from core.errors import ChannelClosed, ConfigError, ProtocolError
+from core.interfaces.transport import Channel
+from core.link import Link
+from core.node.epoch import Epoch
+from core.node.peers import accept_downstream, first_message
+from core.node.state import Node
+from core.protocol.messages import (
+    PROTOCOL_VERSION,
+    Assignment,
+    ClearCache,
+    ConnectPeer,
+    Device,
+    Error,
+    Hello,
+    HelloAck,
+    Release,
+    Run,
+)
+from core.runtime import device as devices
+
+
+class Connection:
+    """`run` never returns. It raises ChannelClosed when the coordinator goes, ProtocolError when it talks nonsense,
+    ConfigError when it refuses this node for good."""
+
+    def __init__(self, node: Node, link: Link) -> None:
+        self._node = node
+        self._link = link
+        self._epoch: Epoch | None = None
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            listen = partial(self._node.transport.listen, self._link.local_host, 0, self._accept_peer)
+            peer_port: int = await nursery.start(listen)
+            await self._introduce(peer_port)
+            self._node.activity.become("waiting")
+            while True:
+                await self._obey(nursery)
+
+    async def _introduce(self, peer_port: int) -> None:
+        await self._link.send(hello(self._node, [self._link.local_host], peer_port))
+        answer = await first_message(self._link)
+        if isinstance(answer, Error):
+            refusal = ConfigError if answer.code == "protocol_version" else ProtocolError
+            raise refusal("the coordinator refused this node", answer.message)
+        if not isinstance(answer, HelloAck):
+            raise ProtocolError(f"the coordinator answered HELLO with a {answer.TYPE}")
+
+    async def _obey(self, nursery: trio.Nursery) -> None:
+        packet = await self._link.receive()
+        message = packet.message
+        if isinstance(message, Assignment):
+            await self._end_epoch()
+            self._epoch = Epoch(self._node, self._link, message)
+            nursery.start_soon(self._epoch.run)
+        elif isinstance(message, Release):
+            await self._end_epoch()
+            self._node.holdings.drop()
+            self._node.activity.become("spare")
+        elif isinstance(message, Error):
+            raise ChannelClosed("the coordinator ended the link", message.message)
+        elif isinstance(message, (Run, ClearCache, ConnectPeer)):
+            epoch = self._epoch
+            if epoch is None or message.epoch != epoch.assignment.epoch:
+                return
+            if isinstance(message, ConnectPeer):
+                nursery.start_soon(epoch.connect_upstream, message)
+            else:
+                epoch.put(packet)
+        else:
+            raise ProtocolError(f"the coordinator sent a {message.TYPE}")
+
+    async def _end_epoch(self) -> None:
+        if self._epoch is not None:
+            await self._epoch.end()
+            self._epoch = None
+
+    async def _accept_peer(self, channel: Channel) -> None:
+        epoch = self._epoch
+        async with accept_downstream(channel, epoch.assignment if epoch else None) as link:
+            assert epoch is not None
+            epoch.downstream = link
+            try:
+                packet = await link.receive()
+                raise ProtocolError(f"the downstream node sent a {packet.message.TYPE}")
+            except (ChannelClosed, ProtocolError) as error:
+                if self._epoch is epoch:
+                    await epoch.peer_lost("downstream", error)
+
+
+def hello(node: Node, peer_hosts: list[str], peer_port: int) -> Hello:
+    """What this node offers. Memory that its present stage holds counts as free: a new stage takes its place."""
+    free = devices.free_memory(node.device) + node.holdings.nbytes
+    return Hello(
+        protocol=PROTOCOL_VERSION,
+        node_id=node.node_id,
+        hostname=socket.gethostname()[:256],
+        core_version=core.__version__,
+        python_version=platform.python_version(),
+        torch_version=version("torch"),
+        platform=platform.system().lower(),
+        devices=[Device(d.id, d.type, d.name[:256], d.total_memory, d.free_memory) for d in devices.detect()],
+        selected_device=str(node.device),
+        max_memory_bytes=node.max_memory,
+        free_memory=free if node.max_memory is None else min(free, node.max_memory),
+        peer_hosts=peer_hosts,
+        peer_port=peer_port,
+        plugins={plugin.name: plugin.version for plugin in node.plugins.loaded},
+    )

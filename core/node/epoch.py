@@ -1,0 +1,231 @@
+"""One assignment from its arrival to its end: load the stage, join it to its neighbours, run batches in order."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+import torch
+import trio
+
+from core.errors import ChannelClosed, CoreError, ProtocolError
+from core.interfaces.dtypes import DType
+from core.link import Link
+from core.node.peers import dial_upstream
+from core.node.stage_loader import StageKey, StageLoader
+from core.node.state import Node
+from core.protocol.codec import Packet
+from core.protocol.messages import (
+    Assignment,
+    ClearCache,
+    ConnectPeer,
+    HiddenState,
+    InferenceError,
+    LoadComplete,
+    LoadFailed,
+    LoadProgress,
+    NodeState,
+    PeerConnected,
+    PeerLost,
+    Run,
+    Tensor,
+)
+from core.protocol.tensors import from_wire, to_wire
+from core.runtime.device import free_memory, torch_dtype
+from core.runtime.stage import Stage
+
+_INBOX = 1024
+"""More batches than a coordinator ever has in flight."""
+_STATE_SECONDS = 0.25
+RunT = TypeVar("RunT", bound=Run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Usage:
+    sessions: int = 0
+    tokens: int = 0
+    nbytes: int = 0
+
+
+class Epoch:
+    """`run` it in a task; `end` it before the next one begins. `downstream` is None while the coordinator relays."""
+
+    def __init__(self, node: Node, control: Link, assignment: Assignment) -> None:
+        self.assignment = assignment
+        self.downstream: Link | None = None
+        self.layers = range(assignment.layer_start, assignment.layer_end_exclusive)
+        self._node = node
+        self._control = control
+        self._wire = torch_dtype(DType(assignment.wire_dtype))
+        self._put, self._inbox = trio.open_memory_channel[Packet](_INBOX)
+        self._usage = _Usage()
+        self._usage_changed = trio.Event()
+        self._scope = trio.CancelScope()
+        self._ended = trio.Event()
+
+    async def run(self) -> None:
+        """Returns when it is ended. Raises ChannelClosed where the coordinator is gone."""
+        try:
+            with self._scope:
+                stage = await self._load()
+                if stage is None:
+                    return
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._report_usage)
+                    async for packet in self._inbox:
+                        await self._handle(packet, stage)
+        finally:
+            self._ended.set()
+
+    async def end(self) -> None:
+        self._scope.cancel()
+        await self._ended.wait()
+
+    def put(self, packet: Packet) -> None:
+        """Queues a batch or a CLEAR_CACHE. Raises ProtocolError for more than can be in flight."""
+        try:
+            self._put.send_nowait(packet)
+        except trio.WouldBlock:
+            raise ProtocolError(f"more than {_INBOX} batches are waiting") from None
+
+    async def connect_upstream(self, order: ConnectPeer) -> None:
+        """Dials the neighbour, tells the coordinator how that went, and takes batches until the link ends."""
+        with self._scope:
+            try:
+                async with dial_upstream(self._node.transport, order) as link:
+                    await self._control.send(PeerConnected(order.epoch, True, ""))
+                    await self._take_batches(link)
+            except CoreError as error:
+                await self._control.send(PeerConnected(order.epoch, False, str(error)))
+
+    async def _take_batches(self, link: Link) -> None:
+        try:
+            while True:
+                packet = await link.receive()
+                if not isinstance(packet.message, (Run, ClearCache)):
+                    raise ProtocolError(f"the upstream node sent a {packet.message.TYPE}")
+                if packet.message.epoch == self.assignment.epoch:
+                    self.put(packet)
+        except (ChannelClosed, ProtocolError) as error:
+            await self.peer_lost("upstream", error)
+
+    async def peer_lost(self, which: str, error: CoreError) -> None:
+        await self._control.send(PeerLost(self.assignment.epoch, f"the link to the {which} node: {error}"))
+
+    async def _load(self) -> Stage | None:
+        holdings, activity, epoch = self._node.holdings, self._node.activity, self.assignment.epoch
+        key = StageKey.of(self.assignment)
+        activity.become("loading", layers=self.layers)
+        if holdings.key == key and holdings.stage is not None:
+            await self._node.compute.run(holdings.stage.caches.clear_all)
+            loaded, read_bytes, seconds = holdings.stage, 0, 0.0
+        else:
+            holdings.drop()
+            try:
+                loaded, read_bytes, seconds = await self._load_from_checkpoint()
+            except CoreError as error:
+                activity.become("error", str(error))
+                await self._control.send(LoadFailed(epoch, str(error)[:4096]))
+                return None
+            holdings.key, holdings.stage = key, loaded
+        await self._control.send(LoadComplete(epoch, loaded.nbytes, read_bytes, seconds))
+        activity.become("ready", layers=self.layers)
+        return loaded
+
+    async def _load_from_checkpoint(self) -> tuple[Stage, int, float]:
+        node, token = self._node, trio.lowlevel.current_trio_token()
+        put, reports = trio.open_memory_channel[LoadProgress](64)
+
+        def note(progress: LoadProgress) -> None:
+            node.activity.advance(progress.phase, progress.done, progress.total)
+            try:
+                put.send_nowait(progress)
+            except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
+                return
+
+        def report(phase: str, done: int, total: int) -> None:
+            token.run_sync_soon(note, LoadProgress(self.assignment.epoch, phase, done, total))
+
+        loader = StageLoader(self.assignment, node.plugins, node.device, node.cache_dir, report)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._forward, reports)
+            try:
+                loaded = await node.compute.run(loader.load)
+            except trio.Cancelled:
+                loader.abort()
+                raise
+            finally:
+                nursery.cancel_scope.cancel()
+        return loaded.stage, loaded.read_bytes, loaded.seconds
+
+    async def _forward(self, reports: trio.MemoryReceiveChannel[LoadProgress]) -> None:
+        async for progress in reports:
+            await self._control.send(progress)
+
+    async def _handle(self, packet: Packet, stage: Stage) -> None:
+        message = packet.message
+        if isinstance(message, ClearCache):
+            self._note(await self._node.compute.run(_clear, stage, message.sessions))
+            if not self.assignment.is_last:
+                await self._hand_on(packet)
+        elif isinstance(message, Run):
+            await self._run_batch(packet, message, stage)
+
+    async def _run_batch(self, packet: Packet, batch: Run, stage: Stage) -> None:
+        last = self.assignment.is_last
+        try:
+            hidden, elapsed_us, usage = await self._node.compute.run(_compute, stage, batch, self._wire, last)
+        except CoreError as error:
+            failure = InferenceError(
+                batch.epoch, self._node.node_id, self.layers.start, self.layers.stop, str(error)[:4096]
+            )
+            await self._control.send(failure, packet.request_id)
+            return
+        self._note(usage)
+        compute_us = [*batch.compute_us, elapsed_us]
+        if last:
+            await self._control.send(HiddenState(batch.epoch, hidden, compute_us), packet.request_id)
+        else:
+            onward = msgspec.structs.replace(batch, hidden=hidden, compute_us=compute_us)
+            await self._hand_on(Packet(onward, packet.request_id))
+
+    async def _hand_on(self, packet: Packet) -> None:
+        """To the next stage: over its own link, or by the coordinator. A lost neighbour is reported elsewhere."""
+        if self.downstream is None:
+            await self._control.send(packet.message, packet.request_id)
+            return
+        try:
+            await self.downstream.send(packet.message, packet.request_id)
+        except ChannelClosed:
+            return
+
+    def _note(self, usage: _Usage) -> None:
+        self._usage = usage
+        self._usage_changed.set()
+
+    async def _report_usage(self) -> None:
+        while True:
+            await self._usage_changed.wait()
+            self._usage_changed = trio.Event()
+            usage = self._usage
+            free = free_memory(self._node.device)
+            await self._control.send(NodeState(usage.sessions, usage.tokens, usage.nbytes, free))
+            await trio.sleep(_STATE_SECONDS)
+
+
+def _compute(stage: Stage, batch: Run, wire: torch.dtype, last: bool) -> tuple[Tensor, int, _Usage]:
+    started = time.perf_counter_ns()
+    result = stage.run(from_wire(batch.hidden), batch.segments, outputs_only=last)
+    hidden = to_wire(result, wire)
+    return hidden, (time.perf_counter_ns() - started) // 1000, _usage_of(stage)
+
+
+def _clear(stage: Stage, sessions: list[int]) -> _Usage:
+    stage.caches.clear(sessions)
+    return _usage_of(stage)
+
+
+def _usage_of(stage: Stage) -> _Usage:
+    return _Usage(len(stage.caches), stage.caches.tokens, stage.caches.nbytes)

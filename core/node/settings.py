@@ -1,0 +1,21 @@
+"""What a node is told on its command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """`max_memory` in bytes, None for what the device has free. `threads` None leaves one core to the event loop."""
+
+    node_id: str
+    cluster_host: str = "127.0.0.1"
+    cluster_port: int = 7001
+    device: str = "auto"
+    hf_cache_dir: Path | None = None
+    work_dir: Path | None = None
+    max_memory: int | None = None
+    threads: int | None = None
+    transport: str = "trio-websocket"

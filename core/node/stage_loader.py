@@ -1,0 +1,116 @@
+"""An ASSIGNMENT -> a loaded stage: opens the checkpoint, checks that it is the right model, reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from core.errors import CheckpointError, CoreError
+from core.interfaces.checkpoint import Progress, Source
+from core.interfaces.dtypes import DType
+from core.plugins import PluginHost
+from core.protocol.messages import Assignment
+from core.runtime.model import Model, Precision
+from core.runtime.stage import Stage
+
+PROGRESS_SECONDS = 0.25
+
+
+class LoadAborted(CoreError):
+    """The load was called off while it ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageKey:
+    """Two assignments with equal keys are served by the same loaded weights."""
+
+    model_id: str
+    revision: str | None
+    quant: str
+    compute_dtype: str
+    wire_dtype: str
+    layers: range
+
+    @classmethod
+    def of(cls, assignment: Assignment) -> StageKey:
+        return cls(
+            assignment.model_id,
+            assignment.revision,
+            assignment.quant,
+            assignment.compute_dtype,
+            assignment.wire_dtype,
+            range(assignment.layer_start, assignment.layer_end_exclusive),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedStage:
+    stage: Stage
+    read_bytes: int
+    seconds: float
+
+
+class StageLoader:
+    """Loads in a thread: `report(phase, done, total)` is called from it, `abort()` may be called from outside."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        plugins: PluginHost,
+        device: torch.device,
+        cache_dir: Path | None,
+        report: Callable[[str, int, int], None],
+    ) -> None:
+        self._assignment = assignment
+        self._plugins = plugins
+        self._device = device
+        self._cache_dir = cache_dir
+        self._report = report
+        self._aborted = False
+
+    def abort(self) -> None:
+        self._aborted = True
+
+    def load(self) -> LoadedStage:
+        """Raises CoreError: not the coordinator's model, a damaged file, a dtype that the device lacks."""
+        asked = self._assignment
+        key = StageKey.of(asked)
+        started = time.monotonic()
+        source = Source(asked.model_id, asked.revision, self._cache_dir)
+        precision = Precision(
+            self._plugins.quantizers.get(asked.quant), DType(asked.compute_dtype), DType(asked.wire_dtype)
+        )
+        with Model.open(source, self._plugins) as model:
+            self._refuse_other_model(model)
+            model.fetch_stage(key.layers, self._progress("download"))
+            stage, read_bytes = model.load_stage(key.layers, precision, self._device, self._progress("load"))
+        return LoadedStage(stage, read_bytes, time.monotonic() - started)
+
+    def _refuse_other_model(self, model: Model) -> None:
+        asked = self._assignment
+        theirs, ours = dict(asked.config), dict(model.spec.config)
+        different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
+        if model.architecture.name != asked.architecture or different:
+            raise CheckpointError(
+                f"this machine's copy of {asked.model_id!r} is not the coordinator's model",
+                f"the configs differ in: {', '.join(different) or 'architecture'}",
+                "remove the copy, or give both machines the same revision",
+            )
+
+    def _progress(self, phase: str) -> Progress:
+        last = 0.0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal last
+            if self._aborted:
+                raise LoadAborted("the load was called off")
+            now = time.monotonic()
+            if now - last >= PROGRESS_SECONDS or done >= total:
+                last = now
+                self._report(phase, done, total)
+
+        return progress
