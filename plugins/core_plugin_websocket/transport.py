@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, ClassVar
 
 import trio
@@ -113,14 +113,10 @@ class TrioWebsocketTransport(Transport):
         except OSError:
             return  # it left again at once
         deadline = trio.current_time() + self._handshake_timeout
-        try:
+        with _logged_failures(peer):
             async with _opened(stream, peer, shake_hands, deadline) as channel:
-                await handler(channel)
-        except* CoreError as group:
-            for error in _leaves(group):
-                logger.info("connection from %s: %s", peer, error)
-        except* Exception:
-            logger.exception("connection from %s: its handler failed", peer)
+                with _logged_failures(peer):
+                    await handler(channel)
 
     @asynccontextmanager
     async def dial(self, host: str, port: int, *, timeout: float) -> AsyncIterator[Channel]:
@@ -229,6 +225,18 @@ def _check_port(port: int) -> None:
     """Some systems take a larger number and use its low 16 bits."""
     if not 0 <= port <= MAX_PORT:
         raise OverflowError(f"a port is a number up to {MAX_PORT}")
+
+
+@contextmanager
+def _logged_failures(peer: str) -> Iterator[None]:
+    """Keeps one connection's failures from the others: the expected are logged in a line, bugs with a traceback."""
+    try:
+        yield
+    except* CoreError as group:
+        for error in _leaves(group):
+            logger.info("connection from %s: %s", peer, error)
+    except* Exception:
+        logger.exception("connection from %s: its handler failed", peer)
 
 
 def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
