@@ -1,0 +1,10 @@
+"""A quantizer that stores weights in bfloat16."""
+
+from core import Quantizer, hookimpl
+
+
+@hookimpl
+def core_quantizers() -> list[type[Quantizer]]:
+    from core_plugin_example.bf16 import BF16
+
+    return [BF16]
