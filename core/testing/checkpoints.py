@@ -155,3 +155,96 @@ def _save_sharded(weights: Mapping[str, Tensor], directory: Path, shards: int) -
         "weight_map": {name: file for file, tensors in held.items() for name in tensors},
     }
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+
+
+def write_gguf(directory: Path, path: Path, quant: str = "F16") -> Path:
+    """Converts a tiny llama or qwen2 checkpoint to a GGUF file as llama.cpp's converter would, and returns `path`.
+
+    `quant` is the type of the matrices: `F32`, `F16`, `BF16`, or one that `gguf.quants` can make, such as `Q8_0`,
+    `Q5_0`, `Q4_1` and `Q4_0`. Vectors stay in F32. Of llama, the rows of q and k change places, and the frequencies of
+    the rope type llama3 become factors; the rope types linear and yarn become metadata.
+    """
+    import gguf
+
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    writer = gguf.GGUFWriter(path, config["model_type"])
+    _add_config(writer, config)
+    _add_tokenizer(writer, directory, config)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config["model_type"].upper()], config["num_hidden_layers"])
+    for name, tensor in _load(directory).items():
+        values = tensor.float().numpy()
+        if config["model_type"] == "llama" and ".self_attn.q_proj." in name:
+            values = _interleave_halves(values, config["num_attention_heads"])
+        if config["model_type"] == "llama" and ".self_attn.k_proj." in name:
+            values = _interleave_halves(values, config["num_key_value_heads"])
+        kind = gguf.GGMLQuantizationType[quant if values.ndim > 1 else "F32"]
+        stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(stored_name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _load(directory: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return {name: tensor for file in directory.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def _interleave_halves(values: Any, heads: int) -> Any:
+    return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def _add_config(writer: Any, config: Mapping[str, Any]) -> None:
+    from gguf import RopeScalingType
+
+    rope = config["rope_parameters"]
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_vocab_size(config["vocab_size"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, config["head_dim"]).numpy())
+
+
+def _llama3_factors(rope: Mapping[str, Any], head_dim: int) -> Tensor:
+    """What each frequency is divided by (Llama 3.1; rope_type llama3 of transformers)."""
+    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+    frequencies = rope["rope_theta"] ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    smooth = ((turns - low) / (high - low)).clamp(0, 1)
+    factors: Tensor = 1 / ((1 - smooth) / factor + smooth)
+    return factors.float()
+
+
+def _add_tokenizer(writer: Any, directory: Path, config: Mapping[str, Any]) -> None:
+    from gguf import TokenType
+
+    tokenizer = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    special = {token["content"] for token in tokenizer["added_tokens"]}
+    tokens = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([TokenType.CONTROL if token in special else TokenType.NORMAL for token in tokens])
+    writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_pad_token_id(tokens.index(PAD))
+    writer.add_add_bos_token(False)
+    writer.add_chat_template((directory / "chat_template.jinja").read_text(encoding="utf-8"))
