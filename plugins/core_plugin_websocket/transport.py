@@ -22,6 +22,7 @@ MAX_MESSAGE = 1024 * 1024
 MAX_CONNECTIONS = 256
 MAX_PORT = 65_535
 CLOSE_TIMEOUT = 1.0
+"""Seconds that a peer has to answer a close before the socket is closed over its head."""
 LIMITS = {"max_message_size": MAX_MESSAGE, "receive_buffer_size": 256 * 1024}
 ENDED = (
     trio_websocket.ConnectionClosed,
@@ -208,17 +209,11 @@ async def _connect(host: str, port: int, deadline: float) -> trio.SocketStream:
 
 
 async def _bind(host: str, port: int) -> list[trio.SocketListener]:
-    """Listens on each address of `host`; on the first alone where the port is to be chosen, so that there is one."""
     try:
         _check_port(port)
-        listeners = await trio.open_tcp_listeners(port, host=host)
+        return await trio.open_tcp_listeners(port, host=host)
     except (OSError, OverflowError, ValueError) as error:
         raise listen_failed(address(host, port), error) from error
-    if port == 0:
-        for spare in listeners[1:]:
-            spare.socket.close()
-        return listeners[:1]
-    return listeners
 
 
 def _check_port(port: int) -> None:
