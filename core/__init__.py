@@ -2,7 +2,7 @@
 
 import pluggy
 
-from core.errors import CheckpointError, ConfigError, CoreError, PlanError
+from core.errors import ChannelClosed, CheckpointError, ConfigError, CoreError, PlanError
 from core.hookspecs import PROJECT
 from core.interfaces.architecture import (
     Architecture,
@@ -31,6 +31,7 @@ __all__ = [
     "Batch",
     "Candidate",
     "Channel",
+    "ChannelClosed",
     "Checkpoint",
     "CheckpointError",
     "CheckpointFormat",
