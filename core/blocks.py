@@ -256,5 +256,6 @@ def _llama3_scaling(frequencies: Tensor, scaling: Mapping[str, Any]) -> Tensor:
     factor = required(scaling, "factor")
     low, high = required(scaling, "low_freq_factor"), required(scaling, "high_freq_factor")
     turns = required(scaling, "original_max_position_embeddings") * frequencies / (2 * math.pi)
-    kept: Tensor = ((turns - low) / (high - low)).clamp(0, 1)
-    return (1 - kept) * frequencies / factor + kept * frequencies
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    scaled: Tensor = (1 - kept) * frequencies / factor + kept * frequencies
+    return scaled

@@ -58,6 +58,10 @@ class NotReady(CoreError):
         self.ready = ready
 
 
+class Overloaded(CoreError):
+    """As many sessions are running as the cluster takes at once."""
+
+
 class RouteError(CoreError):
     """The route broke under a session: names the node, its layers, and what happens next."""
 

@@ -16,6 +16,7 @@ from core.protocol.messages import Message, Ping, Pong
 HEARTBEAT_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0
 """Without a single frame for this long, the peer is held to be gone."""
+HANDSHAKE_SECONDS = 5.0
 _QUEUE = 256
 _FLUSH_SECONDS = 1.0
 
@@ -44,6 +45,16 @@ class Link:
             await self._outgoing.send(frames)
         except (trio.ClosedResourceError, trio.BrokenResourceError):
             raise ChannelClosed(f"the link to {self.peer} has ended") from None
+
+    async def end_with(self, message: Message) -> None:
+        """Sends a last message and waits, for a second at most, until it is written; nothing can be sent after it."""
+        await self.send(message)
+        await self._flush()
+
+    async def _flush(self) -> None:
+        self._outgoing.close()
+        with trio.move_on_after(_FLUSH_SECONDS):
+            await self._written.wait()
 
     async def receive(self) -> Packet:
         """The next message; heartbeats are answered here. Raises ChannelClosed, or ProtocolError for nonsense."""
@@ -110,10 +121,17 @@ async def open_link(
             nursery.start_soon(link._beat, heartbeat)
             try:
                 yield link
-                link._outgoing.close()
-                with trio.move_on_after(_FLUSH_SECONDS):
-                    await link._written.wait()
+                await link._flush()
             finally:
                 nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         raise sole_error(group) from None
+
+
+async def first_message(link: Link) -> Message:
+    """A handshake's next message. Raises ChannelClosed where it doesn't come in time."""
+    try:
+        with trio.fail_after(HANDSHAKE_SECONDS):
+            return (await link.receive()).message
+    except trio.TooSlowError:
+        raise ChannelClosed(f"{link.peer} did not say who it is within {HANDSHAKE_SECONDS:g} s") from None

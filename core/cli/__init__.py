@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from core import __version__
-from core.cli import doctor, plugins
+from core.cli import doctor, node, plugins, serve
 from core.errors import ConfigError, CoreError
 
 app = typer.Typer(
@@ -17,6 +17,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command("serve")(serve.serve)
+app.command("node")(node.node)
 app.command("plugins")(plugins.plugins)
 app.command("doctor")(doctor.doctor)
 

@@ -12,9 +12,9 @@ import trio
 import core
 from core.errors import ChannelClosed, ConfigError, ProtocolError
 from core.interfaces.transport import Channel
-from core.link import Link
+from core.link import Link, first_message
 from core.node.epoch import Epoch
-from core.node.peers import accept_downstream, first_message
+from core.node.peers import accept_downstream
 from core.node.state import Node
 from core.protocol.messages import (
     PROTOCOL_VERSION,

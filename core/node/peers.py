@@ -9,11 +9,9 @@ import hmac
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import trio
-
 from core.errors import ChannelClosed, CoreError, ProtocolError
 from core.interfaces.transport import Channel, Transport
-from core.link import Link, open_link
+from core.link import HANDSHAKE_SECONDS, Link, first_message, open_link
 from core.protocol.messages import (
     PROTOCOL_VERSION,
     Assignment,
@@ -23,8 +21,6 @@ from core.protocol.messages import (
     Message,
     PeerHello,
 )
-
-HANDSHAKE_SECONDS = 5.0
 
 
 @asynccontextmanager
@@ -59,15 +55,6 @@ async def _introduce(link: Link, order: ConnectPeer) -> None:
         raise ProtocolError("the upstream node refused", answer.message)
     if not isinstance(answer, HelloAck):
         raise ProtocolError(f"the upstream node answered with a {answer.TYPE}")
-
-
-async def first_message(link: Link) -> Message:
-    """The handshake's next message. Raises ChannelClosed where it doesn't come in time."""
-    try:
-        with trio.fail_after(HANDSHAKE_SECONDS):
-            return (await link.receive()).message
-    except trio.TooSlowError:
-        raise ChannelClosed(f"{link.peer} did not say who it is within {HANDSHAKE_SECONDS:g} s") from None
 
 
 @asynccontextmanager

@@ -1,0 +1,84 @@
+"""What the commands share: logging, progress bars, and running until Ctrl-C or a signal to end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+
+import trio
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from core.errors import ConfigError
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+_GB = 10**9
+
+
+def set_up_logging(level: str) -> None:
+    """Logs to standard error. Raises ConfigError for a level that there isn't."""
+    if level not in LOG_LEVELS:
+        raise ConfigError(f"there is no log level {level!r}", "", f"there are: {', '.join(LOG_LEVELS)}")
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
+    for chatty in ("httpx", "httpcore", "huggingface_hub", "filelock", "urllib3"):
+        logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    """Runs `main` in trio until it ends, or until SIGTERM or Ctrl-C, either of which cancels it cleanly."""
+    trio.run(_until_signalled, main)
+
+
+async def _until_signalled(main: Callable[[], Awaitable[None]]) -> None:
+    async with trio.open_nursery() as nursery:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            nursery.start_soon(_cancel_on_signal, signals, nursery.cancel_scope)
+            await main()
+            nursery.cancel_scope.cancel()
+
+
+async def _cancel_on_signal(signals: object, scope: trio.CancelScope) -> None:
+    async for _ in signals:  # type: ignore[attr-defined]
+        scope.cancel()
+
+
+class Bars:
+    """Progress bars on standard error, one per name; nothing but silence where that is no terminal."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            disable=not Console(stderr=True).is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def update(self, name: str, done: int, total: int) -> None:
+        """May be called from any thread. A bar that is full disappears."""
+        if total and done < total:
+            if name not in self._tasks:
+                self._tasks[name] = self._progress.add_task(name, total=total)
+            self._progress.update(self._tasks[name], completed=done, total=total)
+        elif name in self._tasks:
+            self._progress.remove_task(self._tasks.pop(name))
+
+
+def gigabytes(value: float | None) -> int | None:
+    """GB of an option -> bytes."""
+    return None if value is None else int(value * _GB)
+
+
+def show_bytes(value: int) -> str:
+    return f"{value / _GB:.2f} GB" if value >= _GB / 10 else f"{value / 10**6:.1f} MB"

@@ -1,0 +1,73 @@
+"""`core node`: offers this machine's device to a coordinator."""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import trio
+import typer
+
+from core.cli.console import Bars, gigabytes, run, set_up_logging
+
+
+def node(
+    cluster_host: Annotated[str, typer.Option(help="The coordinator's host.")] = "127.0.0.1",
+    cluster_port: Annotated[int, typer.Option(help="The coordinator's node port.", min=1, max=65535)] = 7001,
+    device: Annotated[str, typer.Option(help="auto, cuda, cuda:0, mps or cpu.")] = "auto",
+    node_id: Annotated[str, typer.Option(help="A stable name for this node. Default: host name and process.")] = "",
+    hf_cache_dir: Annotated[Path | None, typer.Option(help="Where downloaded models are kept.")] = None,
+    work_dir: Annotated[Path | None, typer.Option(help="Reserved for temporary files; nothing uses it yet.")] = None,
+    max_memory_gb: Annotated[float | None, typer.Option(help="Offer at most this much memory.", min=0.001)] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Compute threads. Default: physical cores less one.", min=1)
+    ] = None,
+    transport: Annotated[str, typer.Option(help="How machines reach each other.")] = "trio-websocket",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    end_with_stdin: Annotated[bool, typer.Option(hidden=True)] = False,
+) -> None:
+    """Join a cluster with this machine: load the layers that it assigns, and serve them."""
+    set_up_logging(log_level)
+    from core.node.agent import run_node
+    from core.node.settings import NodeSettings
+    from core.node.state import Activity
+    from core.plugins import PluginHost
+
+    settings = NodeSettings(
+        node_id=node_id or f"{socket.gethostname()}-{os.getpid()}",
+        cluster_host=cluster_host,
+        cluster_port=cluster_port,
+        device=device,
+        hf_cache_dir=hf_cache_dir,
+        work_dir=work_dir,
+        max_memory=gigabytes(max_memory_gb),
+        threads=threads,
+        transport=transport,
+    )
+    plugins = PluginHost.installed()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            if end_with_stdin:
+                nursery.start_soon(_end_with_stdin, nursery.cancel_scope)
+            with Bars() as bars:
+
+                def show(activity: Activity) -> None:
+                    if activity.progress is not None:
+                        phase, done, total = activity.progress
+                        bars.update(f"{phase} layers", done, total)
+
+                await run_node(settings, plugins, Activity(on_change=show))
+
+    run(main)
+
+
+async def _end_with_stdin(scope: trio.CancelScope) -> None:
+    """Whoever started this process holds the other end of its standard input: when that closes, it is gone."""
+    read = partial(os.read, 0, 4096)
+    while await trio.to_thread.run_sync(read, abandon_on_cancel=True):
+        pass
+    scope.cancel()

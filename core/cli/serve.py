@@ -1,0 +1,139 @@
+"""`core serve`: the coordinator with its HTTP API, and node processes of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import trio
+import typer
+
+from core.cli.console import Bars, gigabytes, run, set_up_logging, show_bytes
+from core.coordinator.coordinator import Coordinator
+from core.coordinator.settings import CoordinatorSettings
+from core.errors import ConfigError
+from core.interfaces.checkpoint import Source
+from core.interfaces.dtypes import DType
+from core.interfaces.engine import ClusterStatus
+
+_WATCH_SECONDS = 0.2
+
+
+def serve(
+    model: Annotated[str, typer.Option(help="A Hugging Face repo id, a model directory, or a .gguf file.")],
+    revision: Annotated[str | None, typer.Option(help="The repo's branch, tag or commit.")] = None,
+    node_host: Annotated[str, typer.Option(help="Where nodes join; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    node_port: Annotated[int, typer.Option(help="0 takes any free port.", min=0, max=65535)] = 7001,
+    api_host: Annotated[str, typer.Option(help="Where the HTTP API listens.")] = "127.0.0.1",
+    api_port: Annotated[int, typer.Option(help="0 takes any free port.", min=0, max=65535)] = 8000,
+    local_nodes: Annotated[int, typer.Option(help="Node processes to start on this machine.", min=0, max=64)] = 1,
+    min_nodes: Annotated[
+        int | None, typer.Option(help="Use at least so many nodes. Default: the local ones, or 1.", min=1)
+    ] = None,
+    max_nodes: Annotated[int | None, typer.Option(help="Use at most so many nodes; others are spare.", min=1)] = None,
+    quant: Annotated[str, typer.Option(help="How weights are packed (see `core plugins`).")] = "fp16",
+    dtype: Annotated[DType, typer.Option(help="What layers compute in.")] = DType.FP16,
+    wire_dtype: Annotated[
+        str,
+        typer.Option(help="What hidden states travel in. auto: --dtype, but fp32 where fp16 could overflow."),
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="The coordinator's own: auto, cuda, cuda:0, mps or cpu.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(help="Compute threads. Default: physical cores less one.", min=1)
+    ] = None,
+    target_node_memory_gb: Annotated[
+        float | None, typer.Option(help="Plan with this for a node that can't tell its memory.", min=0.001)
+    ] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="Its name in the API. Default: --model.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option(help="Run code that the model's repo carries.")] = False,
+    hf_cache_dir: Annotated[Path | None, typer.Option(help="Where downloaded models are kept.")] = None,
+    transport: Annotated[str, typer.Option(help="How machines reach each other.")] = "trio-websocket",
+    planner: Annotated[str, typer.Option(help="How layers are divided among nodes.")] = "balanced",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Serve a model with the machines that join, behind an OpenAI-compatible API."""
+    set_up_logging(log_level)
+    if wire_dtype not in ("auto", *DType):
+        raise ConfigError(f"--wire-dtype {wire_dtype!r} is not known", "", "choose auto, fp16, bf16 or fp32")
+    least = min_nodes if min_nodes is not None else max(1, local_nodes)
+    if max_nodes is not None and max_nodes < least:
+        raise ConfigError(f"--max-nodes {max_nodes} is less than the {least} that are needed", "", "see --min-nodes")
+    settings = CoordinatorSettings(
+        source=Source(model, revision, hf_cache_dir, trust_remote_code),
+        served_model_name=served_model_name or model,
+        node_host=node_host,
+        node_port=node_port,
+        min_nodes=least,
+        max_nodes=max_nodes,
+        local_nodes=local_nodes,
+        quant=quant,
+        dtype=dtype,
+        wire_dtype=wire_dtype,
+        device=device,
+        threads=threads,
+        target_node_memory=gigabytes(target_node_memory_gb),
+        transport=transport,
+        planner=planner,
+    )
+
+    async def main() -> None:
+        async with serving(settings, api_host, api_port) as server:
+            typer.echo(f"API         {server.url}/v1")
+            typer.echo(f"nodes join  {node_host}:{server.coordinator.node_port}")
+            await show_progress(server.coordinator)
+            await trio.sleep_forever()
+
+    run(main)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    coordinator: Coordinator
+    url: str
+
+
+@asynccontextmanager
+async def serving(settings: CoordinatorSettings, api_host: str, api_port: int) -> AsyncIterator[Server]:
+    """A coordinator with its API, until the block ends. The API answers before anything is loaded."""
+    from core.gateway.server import serve_http
+
+    with Bars() as bars:
+        coordinator = Coordinator(settings, bars.update)
+        async with trio.open_nursery() as nursery:
+            host, port = await nursery.start(serve_http, coordinator, api_host, api_port)
+            await nursery.start(coordinator.run)
+            yield Server(coordinator, f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            nursery.cancel_scope.cancel()
+
+
+async def show_progress(coordinator: Coordinator) -> None:
+    """Says what happens until the route is ready the first time."""
+    last = ""
+    while True:
+        status = coordinator.status()
+        said = f"{status.state}: {status.detail}" if status.detail else status.state
+        if said != last:
+            typer.echo(said)
+            last = said
+        if status.state == "ready":
+            typer.echo(describe_plan(status))
+            return
+        await trio.sleep(_WATCH_SECONDS)
+
+
+def describe_plan(status: ClusterStatus) -> str:
+    """The plan in lines: who holds which layers, how much of it, how it is reached, and who is left out."""
+    lines = [
+        f"plan {status.route_epoch}: {status.layers} layers, {status.quant}, {status.dtype}, wire {status.wire_dtype}"
+    ]
+    for node in sorted((node for node in status.nodes if node.layers), key=lambda node: node.layers or (0, 0)):
+        start, end = node.layers or (0, 0)
+        link = f", link {node.link}" if node.link else ""
+        lines.append(
+            f"  {node.node_id}  layers [{start}, {end})  {show_bytes(node.weight_bytes)} on {node.device}{link}"
+        )
+    lines += [f"  {node_id}  no layers: {reason}" for node_id, reason in status.left_out.items()]
+    return "\n".join(lines)

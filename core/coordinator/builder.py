@@ -1,0 +1,145 @@
+"""From a plan to a route: assign, load, link, and prove with a real token."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import trio
+
+from core.coordinator.head import Head
+from core.coordinator.members import Member
+from core.coordinator.route import Hop, Route
+from core.coordinator.settings import CoordinatorSettings
+from core.errors import ChannelClosed, CoreError, RouteError, sole_error
+from core.interfaces.planner import Plan
+from core.protocol.messages import (
+    Assignment,
+    ClearCache,
+    ConnectPeer,
+    LoadComplete,
+    LoadFailed,
+    PeerConnected,
+    RunPrefill,
+    Segment,
+)
+from core.runtime.compute import ComputeThread
+from core.runtime.model import Model, Precision
+
+STALL_SECONDS = 180.0
+"""A node that loads says how far it is; one that says nothing for this long has failed."""
+LINK_SECONDS = 30.0
+PROOF_SESSION = 0
+
+
+class LoadRefused(RouteError):
+    """A node could not load its layers: it is left out of the next plans for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteBuilder:
+    settings: CoordinatorSettings
+    model: Model
+    precision: Precision
+    head: Head
+    compute: ComputeThread
+
+    async def build(
+        self, epoch: int, plan: Plan, members: Mapping[str, Member], route_made: Callable[[Route], None]
+    ) -> Route:
+        """A route that a real token has passed through. `route_made` gets it before any message can come for it.
+
+        Raises RouteError (LoadRefused where a node said no) naming the node.
+        """
+        hops = [Hop(members[stage.node_id], range(stage.start, stage.end)) for stage in plan.stages]
+        route = Route(epoch, hops)
+        route_made(route)
+        tokens = [secrets.token_bytes(16) for _ in hops]
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_fail_when_broken, route)
+                await self._load_all(route, tokens)
+                for upstream, hop, token in zip(hops, hops[1:], tokens, strict=False):
+                    hop.member.upstream = await self._connect(epoch, upstream.member, hop.member, token)
+                await self._prove(route)
+                nursery.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise sole_error(group) from None
+        return route
+
+    async def _load_all(self, route: Route, tokens: list[bytes]) -> None:
+        async with trio.open_nursery() as nursery:
+            for index, hop in enumerate(route.hops):
+                assignment = self._assignment(route.epoch, hop.layers, tokens[index], index == len(route.hops) - 1)
+                nursery.start_soon(self._load, hop, assignment)
+
+    async def _load(self, hop: Hop, assignment: Assignment) -> None:
+        member = hop.member
+        member.state, member.detail, member.layers, member.upstream = "loading", "", hop.layers, ""
+        await _send(member, assignment)
+        while True:
+            answer = await member.answer(assignment.epoch, within=STALL_SECONDS)
+            if isinstance(answer, LoadFailed):
+                member.state, member.detail, member.failed_at = "failed", answer.reason, trio.current_time()
+                raise LoadRefused(
+                    f"node {member.node_id!r} could not load layers [{hop.layers.start}, {hop.layers.stop})",
+                    answer.reason,
+                    node=member.node_id,
+                )
+            if isinstance(answer, LoadComplete):
+                member.state, member.detail, member.weight_bytes = "loaded", "", answer.weight_bytes
+                return
+
+    async def _connect(self, epoch: int, upstream: Member, member: Member, token: bytes) -> str:
+        """How `upstream` reaches `member`: "direct", or "relayed" with the reason."""
+        await _send(member, ConnectPeer(epoch, upstream.hello.peer_hosts, upstream.hello.peer_port, token))
+        while True:
+            answer = await member.answer(epoch, within=LINK_SECONDS)
+            if isinstance(answer, PeerConnected):
+                return "direct" if answer.direct else f"relayed by the coordinator: {answer.reason}"
+
+    async def _prove(self, route: Route) -> None:
+        hidden = await self.compute.run(self.head.embed, [0])
+        segment = Segment(session=PROOF_SESSION, position=0, rows=1, outputs=1)
+        try:
+            answer = await route.run(RunPrefill(route.epoch, [segment], hidden))
+            await self.compute.run(self.head.check, answer.hidden)
+        except RouteError:
+            raise
+        except CoreError as error:
+            raise RouteError("the route failed its proof", str(error)) from error
+        await route.clear([PROOF_SESSION])
+        for hop in route.hops:
+            hop.member.state = "ready"
+
+    def _assignment(self, epoch: int, layers: range, token: bytes, is_last: bool) -> Assignment:
+        return Assignment(
+            epoch=epoch,
+            model_id=self.settings.source.model,
+            revision=self.settings.source.revision,
+            architecture=self.model.architecture.name,
+            quant=self.precision.quantizer.name,
+            compute_dtype=self.precision.compute,
+            wire_dtype=self.precision.wire,
+            layer_start=layers.start,
+            layer_end_exclusive=layers.stop,
+            is_last=is_last,
+            config=dict(self.model.spec.config),
+            tensor_count=len(self.model.layer_tensor_names(layers)),
+            total_weight_bytes=sum(self.model.layer_bytes(layer, self.precision) for layer in layers),
+            link_token=token,
+        )
+
+
+async def _send(member: Member, message: Assignment | ConnectPeer | ClearCache) -> None:
+    try:
+        await member.link.send(message)
+    except ChannelClosed as error:
+        raise member.lost(str(error)) from None
+
+
+async def _fail_when_broken(route: Route) -> None:
+    await route.broken.wait()
+    assert route.failure is not None
+    raise route.failure

@@ -1,0 +1,92 @@
+"""The coordinator's front: the engine that the gateway is given. It answers before torch is even imported."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from core.coordinator.settings import CoordinatorSettings
+from core.errors import NotReady, sole_error
+from core.interfaces.engine import ClusterStatus, Generation, GenerationRequest
+from core.plugins import PluginHost
+
+if TYPE_CHECKING:
+    from core.coordinator.live import Live
+
+Progress = Callable[[str, int, int], None]
+"""Called, from any thread, with a phase (download or load), bytes done and bytes in all."""
+
+
+class Coordinator:
+    """The Engine of core.interfaces.engine; `run` brings it to life. `node_port` is set once nodes can join."""
+
+    def __init__(self, settings: CoordinatorSettings, on_progress: Progress = lambda *_: None) -> None:
+        self.served_model = settings.served_model_name
+        self.created = int(time.time())
+        self.node_port = 0
+        self._settings = settings
+        self._on_progress = on_progress
+        self._phase = "starting"
+        self._live: Live | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serves until cancelled; reports when nodes can join.
+
+        Raises ConfigError, CheckpointError or PluginError for a model or an option that can't be had.
+        """
+        plugins = await trio.to_thread.run_sync(PluginHost.installed)
+        live_module = await trio.to_thread.run_sync(importlib.import_module, "core.coordinator.live")
+        live: Live = live_module.Live(self._settings, plugins, self._note)
+        try:
+            async with live.serving_nodes() as self.node_port:
+                task_status.started()
+                self._live = live
+                await live.run()
+        except BaseExceptionGroup as group:
+            raise sole_error(group) from None
+        finally:
+            self._live = None
+
+    def status(self) -> ClusterStatus:
+        if self._live is not None:
+            return self._live.status(self._phase)
+        return ClusterStatus(
+            model=self.served_model,
+            state="waiting",
+            detail=self._phase,
+            required_nodes=self._settings.min_nodes,
+            ready_nodes=0,
+            route_epoch=0,
+            layers=0,
+            sessions=0,
+            tokens_per_second=0.0,
+            quant=self._settings.quant,
+            dtype=self._settings.dtype,
+            wire_dtype=self._settings.wire_dtype,
+            nodes=(),
+            left_out={},
+        )
+
+    def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
+        return self._generate(request)
+
+    @asynccontextmanager
+    async def _generate(self, request: GenerationRequest) -> AsyncIterator[Generation]:
+        generator = self._live.generator if self._live is not None else None
+        if generator is None:
+            status = self.status()
+            raise NotReady(
+                "the model is not ready", status.detail, required=status.required_nodes, ready=status.ready_nodes
+            )
+        async with generator.generate(request) as session:
+            yield session
+
+    def _note(self, phase: str, done: int, total: int) -> None:
+        share = f" {100 * done // total}%" if total else ""
+        self._phase = f"{phase}{share}"
+        self._on_progress(phase, done, total)

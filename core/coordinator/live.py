@@ -1,0 +1,153 @@
+"""The coordinator behind its front: serves nodes, opens the model, loads the head, keeps a route alive."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import trio
+
+from core.coordinator.builder import RouteBuilder
+from core.coordinator.engine import Generator, TokenRate, node_statuses
+from core.coordinator.head import Head
+from core.coordinator.local_nodes import run_local_nodes
+from core.coordinator.members import Member, Members
+from core.coordinator.server import NodeServer
+from core.coordinator.settings import CoordinatorSettings
+from core.coordinator.supervisor import LOCAL_PREFIX, Supervisor
+from core.errors import ConfigError
+from core.interfaces.engine import ClusterStatus
+from core.plugins import PluginHost
+from core.protocol.codec import Packet
+from core.runtime.compute import ComputeThread, open_compute_thread
+from core.runtime.device import default_threads, free_memory, pick, torch_dtype
+from core.runtime.model import Model, Precision, choose_wire
+from core.runtime.tokenizer import Tokenizer
+
+Note = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    precision: Precision
+    tokenizer: Tokenizer
+    head: Head
+
+
+class Live:
+    def __init__(self, settings: CoordinatorSettings, plugins: PluginHost, note: Note) -> None:
+        self.generator: Generator | None = None
+        self._settings = settings
+        self._plugins = plugins
+        self._note = note
+        self._members = Members()
+        self._rate = TokenRate()
+        self._supervisor: Supervisor | None = None
+        # Asked for before anything is opened: a name that isn't there is an error at once.
+        self._quantizer = plugins.quantizers.get(settings.quant)
+        self._planner = plugins.planners.get(settings.planner)
+        self._transport = plugins.transports.get(settings.transport)
+        self._device = pick(settings.device)
+
+    @asynccontextmanager
+    async def serving_nodes(self) -> AsyncIterator[int]:
+        """Nodes can join meanwhile, on the port that this yields; local ones are started."""
+        settings = self._settings
+        server = NodeServer(self._members, self)
+        async with trio.open_nursery() as nursery:
+            listen = partial(self._transport.listen, settings.node_host, settings.node_port, server.serve)
+            port: int = await nursery.start(listen)
+            if settings.local_nodes:
+                nursery.start_soon(run_local_nodes, *self._local_command(port))
+            yield port
+            nursery.cancel_scope.cancel()
+
+    async def run(self) -> None:
+        settings = self._settings
+        async with open_compute_thread("head") as compute:
+            await compute.run(torch.set_num_threads, settings.threads or default_threads())
+            self._note("opening the model", 0, 0)
+            with ExitStack() as stack:
+                opening = Model.open(settings.source, self._plugins)
+                model = await trio.to_thread.run_sync(stack.enter_context, opening)
+                loaded = await compute.run(self._load, model)
+                await self._serve(model, loaded, compute)
+
+    async def _serve(self, model: Model, loaded: _Loaded, compute: ComputeThread) -> None:
+        builder = RouteBuilder(self._settings, model, loaded.precision, loaded.head, compute)
+        self._supervisor = Supervisor(self._settings, self._members, self._planner, builder)
+        self.generator = Generator(
+            model, loaded.precision, loaded.tokenizer, loaded.head, compute, self._supervisor, self._rate
+        )
+        await self._supervisor.run()
+
+    def _load(self, model: Model) -> _Loaded:
+        """In the compute thread. Raises ConfigError where the head does not fit into this machine."""
+        settings, checkpoint = self._settings, model.checkpoint
+        precision = Precision(
+            self._quantizer, settings.dtype, choose_wire(settings.wire_dtype, settings.dtype, checkpoint)
+        )
+        need, free = model.ends_bytes(precision), free_memory(self._device)
+        if need > free:
+            raise ConfigError(
+                "the embedding and head do not fit into this machine",
+                f"they take {need / 1e9:.1f} GB and {self._device} has {free / 1e9:.1f} GB free",
+                "run the coordinator on a larger machine, or use a smaller model",
+            )
+        model.fetch_ends(partial(self._note, "downloading embedding and head"))
+        ends = model.load_ends(precision, self._device, partial(self._note, "loading embedding and head"))
+        self._note("loading the tokenizer", 0, 0)
+        tokenizer = Tokenizer(checkpoint.tokenizer(), eos_token_ids=_eos_ids(model))
+        head = Head(ends, model.spec.hidden_size, self._device, torch_dtype(precision.wire))
+        return _Loaded(precision, tokenizer, head)
+
+    def status(self, phase: str) -> ClusterStatus:
+        settings, supervisor, generator = self._settings, self._supervisor, self.generator
+        precision = generator.precision if generator else None
+        return ClusterStatus(
+            model=settings.served_model_name,
+            state=supervisor.state if supervisor else "waiting",
+            detail=supervisor.detail if supervisor else phase,
+            required_nodes=supervisor.required if supervisor else settings.min_nodes,
+            ready_nodes=supervisor.ready_nodes() if supervisor else 0,
+            route_epoch=supervisor.epoch if supervisor else 0,
+            layers=generator.model.spec.layers if generator else 0,
+            sessions=generator.sessions if generator else 0,
+            tokens_per_second=self._rate.per_second(),
+            quant=settings.quant,
+            dtype=settings.dtype,
+            wire_dtype=precision.wire if precision else settings.wire_dtype,
+            nodes=node_statuses(self._members),
+            left_out=dict(supervisor.left_out) if supervisor else {},
+        )
+
+    async def take(self, member: Member, packet: Packet) -> None:
+        if self._supervisor is not None:
+            await self._supervisor.take(member, packet)
+
+    def member_left(self, member: Member) -> None:
+        if self._supervisor is not None:
+            self._supervisor.member_left(member)
+
+    def _local_command(self, port: int) -> tuple[list[str], list[str]]:
+        settings = self._settings
+        host = "127.0.0.1" if settings.node_host in ("0.0.0.0", "::", "localhost") else settings.node_host
+        options = ["--cluster-host", host, "--cluster-port", str(port), "--device", settings.device]
+        options += ["--transport", settings.transport]
+        if settings.threads is not None:
+            options += ["--threads", str(settings.threads)]
+        if settings.source.cache_dir is not None:
+            options += ["--hf-cache-dir", str(settings.source.cache_dir)]
+        return [f"{LOCAL_PREFIX}{index + 1}" for index in range(settings.local_nodes)], options
+
+
+def _eos_ids(model: Model) -> list[int]:
+    """All that end a generation: of config.json and generation_config.json, each one id or a list."""
+    ids: list[int] = []
+    for config in (model.checkpoint.config, model.checkpoint.generation_config):
+        value = config.get("eos_token_id")
+        ids += value if isinstance(value, list) else [] if value is None else [value]
+    return ids

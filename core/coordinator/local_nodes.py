@@ -1,0 +1,54 @@
+"""Node processes on the coordinator's own machine: the default that makes one machine enough."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import trio
+
+FIRST_WAIT_SECONDS = 0.5
+LONGEST_WAIT_SECONDS = 30.0
+_HEALTHY_SECONDS = 60.0
+_log = logging.getLogger(__name__)
+
+
+async def run_local_nodes(node_ids: Sequence[str], options: Sequence[str]) -> None:
+    """Keeps one `core node` process per id alive until cancelled; none outlives this process, however it ends.
+
+    A process that ends is started again after a wait that doubles up to 30 s.
+    """
+    async with trio.open_nursery() as nursery:
+        for node_id in node_ids:
+            nursery.start_soon(_keep_alive, node_id, options)
+
+
+async def _keep_alive(node_id: str, options: Sequence[str]) -> None:
+    command = [sys.executable, "-m", "core", "node", "--node-id", node_id, "--end-with-stdin", *options]
+    wait = FIRST_WAIT_SECONDS
+    while True:
+        started = trio.current_time()
+        code = await _run_to_its_end(command)
+        if trio.current_time() - started > _HEALTHY_SECONDS:
+            wait = FIRST_WAIT_SECONDS
+        _log.warning("%s ended with status %d; it is started again in %.2g s", node_id, code, wait)
+        await trio.sleep(wait)
+        wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+
+
+async def _run_to_its_end(command: Sequence[str]) -> int:
+    """The child ends when its standard input does, and that is when this process ends."""
+    process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE)
+    try:
+        return await process.wait()
+    finally:
+        with trio.CancelScope(shield=True):
+            if process.stdin is not None:
+                await process.stdin.aclose()
+            with trio.move_on_after(2):
+                await process.wait()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()

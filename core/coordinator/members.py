@@ -1,0 +1,113 @@
+"""Who has joined: each member's link, what it offered, and what it is doing."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import trio
+
+from core.errors import RouteError
+from core.link import Link
+from core.protocol.messages import (
+    Hello,
+    LoadComplete,
+    LoadFailed,
+    LoadProgress,
+    Message,
+    NodeState,
+    PeerConnected,
+)
+
+_MAILBOX = 256
+Answer = LoadProgress | LoadComplete | LoadFailed | PeerConnected
+AnswerT = TypeVar("AnswerT", bound=Message)
+
+
+class Member:
+    """One node for the length of one connection. `scope` is its handler's: cancelling it ends the connection."""
+
+    def __init__(self, hello: Hello, link: Link) -> None:
+        self.node_id = hello.node_id
+        self.hello = hello
+        self.link = link
+        self.scope = trio.CancelScope()
+        self.state = "idle"
+        self.detail = ""
+        self.layers: range | None = None
+        self.weight_bytes = 0
+        self.upstream = ""
+        self.reported = NodeState(0, 0, 0, hello.free_memory)
+        self.failed_at: float | None = None
+        self.gone_because = ""
+        self._mail, self._mailbox = trio.open_memory_channel[Answer](_MAILBOX)
+
+    def post(self, answer: Answer) -> None:
+        """Hands an answer to whoever builds a route with this member; old ones make room for new ones."""
+        try:
+            self._mail.send_nowait(answer)
+        except trio.WouldBlock:
+            self._mailbox.receive_nowait()
+            self._mail.send_nowait(answer)
+
+    async def answer(self, epoch: int, *, within: float) -> Answer:
+        """The next answer of `epoch`. Raises RouteError where the member goes, or says nothing `within` seconds."""
+        try:
+            with trio.fail_after(within):
+                async for answer in self._mailbox:
+                    if answer.epoch == epoch:
+                        return answer
+        except trio.TooSlowError:
+            raise self.lost(f"no answer within {within:g} s") from None
+        raise self.lost(self.gone_because)
+
+    def leave(self, reason: str) -> None:
+        self.gone_because = reason
+        self._mail.close()
+
+    def lost(self, reason: str) -> RouteError:
+        """What a session is told whose route broke at this member."""
+        layers = f"[{self.layers.start}, {self.layers.stop})" if self.layers is not None else ""
+        return RouteError(
+            f"node {self.node_id!r} was lost" + (f" with layers {layers}" if layers else ""),
+            reason,
+            "the cluster plans anew with the nodes that are left; send the request again",
+            node=self.node_id,
+            layers=layers,
+        )
+
+
+class Members:
+    """The members by id, in the order in which they joined."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Member] = {}
+        self._changed = trio.Event()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def all(self) -> list[Member]:
+        return list(self._by_id.values())
+
+    def add(self, member: Member) -> None:
+        """A node that joins again, before its old connection was noticed to be dead, takes the old one's place."""
+        old = self._by_id.pop(member.node_id, None)
+        if old is not None:
+            old.leave("it joined again")
+            old.scope.cancel()
+        self._by_id[member.node_id] = member
+        self.notify()
+
+    def remove(self, member: Member, reason: str) -> None:
+        if self._by_id.get(member.node_id) is member:
+            del self._by_id[member.node_id]
+            member.leave(reason)
+            self.notify()
+
+    def notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def wait_change(self) -> None:
+        """Until someone joins, leaves or changes state. May be cut short by a deadline of the caller's."""
+        await self._changed.wait()

@@ -1,0 +1,138 @@
+"""A route: a plan that is loaded, linked and proven. Batches go in at the first hop and come out of the last."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from core.coordinator.members import Member
+from core.errors import ChannelClosed, CoreError, ProtocolError, RouteError, StageError
+from core.protocol.codec import Packet
+from core.protocol.messages import ClearCache, HiddenState, InferenceError, PeerLost, Run
+
+STEP_SECONDS = 120.0
+"""The longest that one batch may take through all stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    member: Member
+    layers: range
+
+
+@dataclass(slots=True)
+class _Pending:
+    answered: trio.Event = field(default_factory=trio.Event)
+    result: HiddenState | None = None
+    error: CoreError | None = None
+
+
+class Route:
+    """The live chain of hops of one epoch. `broken` is set once, by `fail`; a broken route never recovers."""
+
+    def __init__(self, epoch: int, hops: Sequence[Hop]) -> None:
+        self.epoch = epoch
+        self.hops = tuple(hops)
+        self.broken = trio.Event()
+        self.failure: RouteError | None = None
+        self._pending: dict[str, _Pending] = {}
+        self._ids = itertools.count(1)
+
+    async def run(self, batch: Run) -> HiddenState:
+        """Passes `batch` through every stage.
+
+        Raises RouteError where the route breaks meanwhile, and StageError where a stage refused or failed this
+        batch; the route stands then.
+        """
+        if self.failure is not None:
+            raise _fresh(self.failure)
+        request_id, pending = format(next(self._ids), "x"), _Pending()
+        self._pending[request_id] = pending
+        try:
+            await self._enter(batch, request_id)
+            with trio.fail_after(STEP_SECONDS):
+                await pending.answered.wait()
+        except trio.TooSlowError:
+            self.fail(RouteError("the route gave no answer", f"not within {STEP_SECONDS:g} s"))
+            raise _fresh(self.failure or RouteError("the route gave no answer")) from None
+        finally:
+            del self._pending[request_id]
+        if pending.error is not None:
+            raise pending.error
+        assert pending.result is not None
+        return pending.result
+
+    async def clear(self, sessions: list[int]) -> None:
+        """Frees the sessions' caches on every hop; on a broken route there is nothing to free."""
+        if self.failure is None:
+            try:
+                await self.hops[0].member.link.send(ClearCache(self.epoch, sessions))
+            except ChannelClosed:
+                return
+
+    def fail(self, failure: RouteError) -> None:
+        """Ends the route: whoever waits for it, or asks it later, gets a RouteError like `failure`."""
+        if self.failure is not None:
+            return
+        self.failure = failure
+        for pending in self._pending.values():
+            pending.error = _fresh(failure)
+            pending.answered.set()
+        self.broken.set()
+
+    def member_left(self, member: Member) -> None:
+        if any(hop.member is member for hop in self.hops):
+            self.fail(member.lost(member.gone_because))
+
+    async def take(self, member: Member, packet: Packet) -> None:
+        """A message of this epoch from one of the hops. Raises ProtocolError where it isn't that hop's to send."""
+        index = self._index(member)
+        message = packet.message
+        if isinstance(message, InferenceError):
+            self._answer(packet.request_id, error=_stage_error(message))
+        elif isinstance(message, PeerLost):
+            self.fail(member.lost(message.reason))
+        elif isinstance(message, HiddenState) and index == len(self.hops) - 1:
+            self._answer(packet.request_id, result=message)
+        elif isinstance(message, (Run, ClearCache)) and index < len(self.hops) - 1:
+            await self._relay(self.hops[index + 1].member, packet)
+        else:
+            raise ProtocolError(f"node {member.node_id!r} sent a {message.TYPE} that is not its to send")
+
+    async def _enter(self, batch: Run, request_id: str) -> None:
+        first = self.hops[0].member
+        try:
+            await first.link.send(batch, request_id)
+        except ChannelClosed as error:
+            self.fail(first.lost(str(error)))
+
+    async def _relay(self, member: Member, packet: Packet) -> None:
+        try:
+            await member.link.send(packet.message, packet.request_id)
+        except ChannelClosed as error:
+            self.fail(member.lost(str(error)))
+
+    def _answer(self, request_id: str, *, result: HiddenState | None = None, error: CoreError | None = None) -> None:
+        pending = self._pending.get(request_id)
+        if pending is not None:
+            pending.result, pending.error = result, error
+            pending.answered.set()
+
+    def _index(self, member: Member) -> int:
+        for index, hop in enumerate(self.hops):
+            if hop.member is member:
+                return index
+        raise ProtocolError(f"node {member.node_id!r} is not on route epoch {self.epoch}")
+
+
+def _fresh(failure: RouteError) -> RouteError:
+    """One of its own for each that is told, for an exception object remembers where it was raised."""
+    return RouteError(failure.title, failure.message, failure.hint, node=failure.node, layers=failure.layers)
+
+
+def _stage_error(message: InferenceError) -> StageError:
+    layers = f"[{message.layer_start}, {message.layer_end_exclusive})"
+    return StageError(f"node {message.node_id!r} failed on layers {layers}", message.message)

@@ -1,0 +1,99 @@
+"""The node server: who may join, and whose messages go where."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import core
+from core.coordinator.members import Member, Members
+from core.errors import ChannelClosed, ProtocolError
+from core.interfaces.transport import Channel
+from core.link import first_message, open_link
+from core.protocol.codec import Packet
+from core.protocol.messages import (
+    PROTOCOL_VERSION,
+    Error,
+    Hello,
+    HelloAck,
+    Leave,
+    LoadComplete,
+    LoadFailed,
+    LoadProgress,
+    Message,
+    NodeState,
+    PeerConnected,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class RouteTraffic(Protocol):
+    """Takes what members say about the route, and hears of their going."""
+
+    async def take(self, member: Member, packet: Packet) -> None: ...
+
+    def member_left(self, member: Member) -> None: ...
+
+
+class NodeServer:
+    """`serve` is the transport's handler: one connection, one member, until it ends."""
+
+    def __init__(self, members: Members, traffic: RouteTraffic) -> None:
+        self._members = members
+        self._traffic = traffic
+
+    async def serve(self, channel: Channel) -> None:
+        """Raises ProtocolError or ChannelClosed, which the transport logs, for a peer that is no node."""
+        async with open_link(channel) as link:
+            hello = await first_message(link)
+            if not isinstance(hello, Hello) or hello.protocol != PROTOCOL_VERSION:
+                refusal = _refusal(hello)
+                await link.end_with(refusal)
+                raise ProtocolError(f"{link.peer} was refused", refusal.message)
+            member = Member(hello, link)
+            with member.scope:
+                await link.send(HelloAck(PROTOCOL_VERSION, core.__version__))
+                _log.info("node %s joined from %s with %s", member.node_id, link.peer, hello.selected_device)
+                self._members.add(member)
+                await self._listen(member)
+
+    async def _listen(self, member: Member) -> None:
+        reason = "it was replaced"
+        try:
+            while True:
+                await self._take(member, await member.link.receive())
+        except ChannelClosed as error:
+            reason = str(error)
+        except ProtocolError as error:
+            reason = str(error)
+            await member.link.end_with(Error("protocol", reason[:4096]))
+        finally:
+            _log.info("node %s left: %s", member.node_id, reason)
+            self._members.remove(member, reason)
+            self._traffic.member_left(member)
+
+    async def _take(self, member: Member, packet: Packet) -> None:
+        message = packet.message
+        if isinstance(message, NodeState):
+            member.reported = message
+        elif isinstance(message, LoadProgress):
+            percent = 100 * message.done // max(1, message.total)
+            member.detail = f"{message.phase} {percent}%"
+            member.post(message)
+        elif isinstance(message, (LoadComplete, LoadFailed, PeerConnected)):
+            member.post(message)
+        elif isinstance(message, Leave):
+            raise ChannelClosed("it left", message.reason)
+        else:
+            await self._traffic.take(member, packet)
+
+
+def _refusal(hello: Message) -> Error:
+    if not isinstance(hello, Hello):
+        return Error("not_a_node", f"HELLO is expected first, not {hello.TYPE}")
+    return Error(
+        "protocol_version",
+        f"the coordinator speaks protocol {PROTOCOL_VERSION} (core {core.__version__}) and this node protocol"
+        f" {hello.protocol} (core {hello.core_version}): install the same version on both",
+    )

@@ -1,0 +1,63 @@
+"""A session: one generation on one route, from the prompt's prefill to its last token."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from core.coordinator.head import Decoding, Head
+from core.coordinator.route import Route
+from core.interfaces.engine import Delta
+from core.protocol.messages import HiddenState, RunDecode, RunPrefill, Segment
+from core.runtime.compute import ComputeThread
+
+PREFILL_ROWS = 512
+"""Rows of one prefill chunk: others' decode steps pass between two chunks."""
+
+
+class Session:
+    """The Generation of core.interfaces.engine. `on_token` is called for every decoded token."""
+
+    def __init__(
+        self,
+        session_id: int,
+        prompt: Sequence[int],
+        decoding: Decoding,
+        route: Route,
+        head: Head,
+        compute: ComputeThread,
+        on_token: Callable[[], None],
+    ) -> None:
+        self.prompt_tokens = len(prompt)
+        self._id = session_id
+        self._prompt = prompt
+        self._decoding = decoding
+        self._route = route
+        self._head = head
+        self._compute = compute
+        self._on_token = on_token
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        answer = await self._prefill()
+        position = len(self._prompt)
+        while True:
+            step = await self._compute.run(self._head.step, answer.hidden, self._decoding)
+            self._on_token()
+            yield step.delta
+            if step.hidden is None:
+                return
+            segment = Segment(self._id, position, rows=1, outputs=1)
+            answer = await self._route.run(RunDecode(self._route.epoch, [segment], step.hidden))
+            position += 1
+
+    async def _prefill(self) -> HiddenState:
+        for start in range(0, len(self._prompt), PREFILL_ROWS):
+            chunk = self._prompt[start : start + PREFILL_ROWS]
+            is_last = start + len(chunk) == len(self._prompt)
+            segment = Segment(self._id, start, rows=len(chunk), outputs=1 if is_last else 0)
+            hidden = await self._compute.run(self._head.embed, chunk)
+            answer = await self._route.run(RunPrefill(self._route.epoch, [segment], hidden))
+        return answer
+
+    async def free(self) -> None:
+        """Frees the session's caches on every hop."""
+        await self._route.clear([self._id])

@@ -1,0 +1,32 @@
+"""What the coordinator is told on its command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.interfaces.checkpoint import Source
+from core.interfaces.dtypes import DType
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSettings:
+    """`max_nodes` None: no bound. `target_node_memory` (bytes) stands in for a node that can't tell its memory.
+
+    `local_nodes` are started beside the coordinator, and share this machine's memory among them.
+    """
+
+    source: Source
+    served_model_name: str
+    node_host: str = "127.0.0.1"
+    node_port: int = 7001
+    min_nodes: int = 1
+    max_nodes: int | None = None
+    local_nodes: int = 0
+    quant: str = "fp16"
+    dtype: DType = DType.FP16
+    wire_dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    target_node_memory: int | None = None
+    transport: str = "trio-websocket"
+    planner: str = "balanced"

@@ -1,0 +1,179 @@
+"""Keeps a route alive: plans when enough nodes are there, builds, waits until it breaks, and plans anew."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping
+
+import trio
+
+from core.coordinator.builder import LoadRefused, RouteBuilder
+from core.coordinator.members import Member, Members
+from core.coordinator.route import Route
+from core.coordinator.settings import CoordinatorSettings
+from core.errors import ChannelClosed, CoreError, NotReady, PlanError, ProtocolError, RouteError
+from core.interfaces.planner import Candidate, Plan, Planner, PlanRequest
+from core.protocol.codec import Packet
+from core.protocol.messages import ClearCache, HiddenState, InferenceError, PeerLost, Release, Run
+
+RETRY_SECONDS = 5.0
+FAILED_SECONDS = 30.0
+"""How long a node that could not load its layers is left out of plans."""
+RESERVED_CONTEXT = 4096
+"""Tokens of KV cache that a plan sets aside in every layer (fewer where the model's context is shorter)."""
+LOCAL_PREFIX = "local-"
+"""Begins the id of every node that the coordinator started itself."""
+USABLE = 0.9
+"""The part of a node's free memory that a plan fills, where its user set no cap: batches need room as well."""
+_log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """The route of now, if any; and in `state` and `detail`, what stands between the cluster and being ready."""
+
+    def __init__(
+        self, settings: CoordinatorSettings, members: Members, planner: Planner, builder: RouteBuilder
+    ) -> None:
+        self.state = "waiting"
+        self.detail = ""
+        self.required = settings.min_nodes
+        self.epoch = 0
+        self.left_out: Mapping[str, str] = {}
+        self._settings = settings
+        self._members = members
+        self._planner = planner
+        self._builder = builder
+        self._route: Route | None = None
+        self._lost = ""
+
+    async def run(self) -> None:
+        while True:
+            plan = await self._next_plan()
+            try:
+                route = await self._build(plan)
+            except CoreError as error:
+                self._lost = str(error)
+                _log.warning("%s", error)
+                self._drop_route()
+                if not isinstance(error, LoadRefused):
+                    await self._pause(RETRY_SECONDS)
+                continue
+            self._become("ready", "")
+            self._lost = ""
+            _log.info("route %d is ready: %s", route.epoch, _describe(plan))
+            await route.broken.wait()
+            self._lost = str(route.failure)
+            _log.warning("route %d broke: %s", route.epoch, route.failure)
+            self._drop_route()
+
+    def ready_route(self) -> Route:
+        """The route to begin a session on. Raises NotReady with the numbers and what is waited for."""
+        if self.state == "ready" and self._route is not None and self._route.failure is None:
+            return self._route
+        raise NotReady(
+            "the model is not ready", self.detail or self._lost, required=self.required, ready=self.ready_nodes()
+        )
+
+    def ready_nodes(self) -> int:
+        """Nodes that could serve: those that have loaded, or before there is a plan, those that are there."""
+        members = [member for member in self._members.all() if member.state != "failed"]
+        if self.state == "waiting":
+            return len(members)
+        return sum(member.state in ("loaded", "ready") for member in members)
+
+    async def take(self, member: Member, packet: Packet) -> None:
+        """A route's message from a member: of the present epoch it goes to the route, of an older one nowhere."""
+        message = packet.message
+        route = self._route
+        if not isinstance(message, (Run, ClearCache, HiddenState, InferenceError, PeerLost)):
+            raise ProtocolError(f"node {member.node_id!r} sent a {message.TYPE}")
+        if route is not None and message.epoch == route.epoch:
+            await route.take(member, packet)
+
+    def member_left(self, member: Member) -> None:
+        if self._route is not None:
+            self._route.member_left(member)
+
+    async def _next_plan(self) -> Plan:
+        """Waits until the members that are there can hold the model, saying meanwhile what is missing."""
+        while True:
+            try:
+                return self._plan()
+            except PlanError as error:
+                self._become("waiting", f"{self._lost}; {error}" if self._lost else str(error))
+            await self._pause(FAILED_SECONDS)
+
+    def _plan(self) -> Plan:
+        members = [member for member in self._members.all() if not _failed_lately(member)]
+        missing = self._settings.min_nodes - len(members)
+        if missing > 0:
+            raise PlanError(
+                f"waiting for {missing} more node{'s' if missing > 1 else ''}",
+                f"{self._settings.min_nodes} needed, {len(members)} here",
+            )
+        model, precision = self._builder.model, self._builder.precision
+        reserve = model.kv_bytes(min(model.spec.context_length, RESERVED_CONTEXT), precision)
+        request = PlanRequest(
+            layer_bytes=tuple(model.layer_bytes(layer, precision) + reserve for layer in range(model.spec.layers)),
+            candidates=tuple(self._candidate(member) for member in members),
+            min_stages=self._settings.min_nodes,
+            max_stages=self._settings.max_nodes,
+        )
+        return self._planner.plan(request)
+
+    def _candidate(self, member: Member) -> Candidate:
+        hello = member.hello
+        memory = float(hello.free_memory or self._settings.target_node_memory or 0)
+        if self._settings.local_nodes and member.node_id.startswith(LOCAL_PREFIX):
+            ends = self._builder.model.ends_bytes(self._builder.precision)
+            memory = max(0.0, memory - ends) / self._settings.local_nodes
+        if hello.max_memory_bytes is None:
+            memory *= USABLE
+        return Candidate(member.node_id, math.floor(memory), hello.selected_device)
+
+    async def _build(self, plan: Plan) -> Route:
+        self.epoch += 1
+        self.required = max(self._settings.min_nodes, len(plan.stages))
+        self.left_out = dict(plan.left_out)
+        self._become("loading", "the nodes load their layers")
+        _log.info("plan for route %d: %s", self.epoch, _describe(plan))
+        members = {member.node_id: member for member in self._members.all()}
+        await self._release(members[node_id] for node_id, _ in plan.left_out)
+        return await self._builder.build(self.epoch, plan, members, self._set_route)
+
+    async def _release(self, spare: Iterable[Member]) -> None:
+        for member in spare:
+            if member.state != "failed":
+                member.state, member.layers, member.weight_bytes = "spare", None, 0
+            try:
+                await member.link.send(Release(self.epoch))
+            except ChannelClosed:
+                continue
+
+    def _set_route(self, route: Route) -> None:
+        self._route = route
+
+    def _drop_route(self) -> None:
+        if self._route is not None:
+            self._route.fail(RouteError("the route is planned anew", self._lost))
+        self._route = None
+        for member in self._members.all():
+            if member.state != "failed":
+                member.state = "idle"
+
+    def _become(self, state: str, detail: str) -> None:
+        self.state, self.detail = state, detail
+        self._members.notify()
+
+    async def _pause(self, seconds: float) -> None:
+        with trio.move_on_after(seconds):
+            await self._members.wait_change()
+
+
+def _failed_lately(member: Member) -> bool:
+    return member.failed_at is not None and trio.current_time() - member.failed_at < FAILED_SECONDS
+
+
+def _describe(plan: Plan) -> str:
+    return ", ".join(f"{stage.node_id} [{stage.start}, {stage.end})" for stage in plan.stages)
