@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from core import __version__
-from core.cli import doctor, node, plugins, serve
+from core.cli import demo, doctor, node, plan, plugins, serve
 from core.errors import ConfigError, CoreError
 
 app = typer.Typer(
@@ -19,6 +19,8 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.command("node")(node.node)
+app.command("demo")(demo.demo)
+app.command("plan")(plan.plan)
 app.command("plugins")(plugins.plugins)
 app.command("doctor")(doctor.doctor)
 

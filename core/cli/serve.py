@@ -47,7 +47,9 @@ def serve(
     target_node_memory_gb: Annotated[
         float | None, typer.Option(help="Plan with this for a node that can't tell its memory.", min=0.001)
     ] = None,
-    served_model_name: Annotated[str | None, typer.Option(help="Its name in the API. Default: --model.")] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Its name in the API. Default: the repo id or file name.")
+    ] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Run code that the model's repo carries.")] = False,
     hf_cache_dir: Annotated[Path | None, typer.Option(help="Where downloaded models are kept.")] = None,
     transport: Annotated[str, typer.Option(help="How machines reach each other.")] = "trio-websocket",
@@ -63,7 +65,7 @@ def serve(
         raise ConfigError(f"--max-nodes {max_nodes} is less than the {least} that are needed", "", "see --min-nodes")
     settings = CoordinatorSettings(
         source=Source(model, revision, hf_cache_dir, trust_remote_code),
-        served_model_name=served_model_name or model,
+        served_model_name=served_model_name or _name_of(model),
         node_host=node_host,
         node_port=node_port,
         min_nodes=least,
@@ -87,6 +89,12 @@ def serve(
             await trio.sleep_forever()
 
     run(main)
+
+
+def _name_of(model: str) -> str:
+    """A local file or directory is served under its own name, a repo under its id."""
+    path = Path(model).expanduser()
+    return path.resolve().name if path.exists() else model
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -137,6 +138,7 @@ class Live:
         host = "127.0.0.1" if settings.node_host in ("0.0.0.0", "::", "localhost") else settings.node_host
         options = ["--cluster-host", host, "--cluster-port", str(port), "--device", settings.device]
         options += ["--transport", settings.transport]
+        options += ["--log-level", logging.getLevelName(logging.root.level).lower()]
         if settings.threads is not None:
             options += ["--threads", str(settings.threads)]
         if settings.source.cache_dir is not None:

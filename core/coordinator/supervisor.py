@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Mapping
 
 import trio
 
 from core.coordinator.builder import LoadRefused, RouteBuilder
 from core.coordinator.members import Member, Members
+from core.coordinator.planning import node_memory, plan_request
 from core.coordinator.route import Route
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import ChannelClosed, CoreError, NotReady, PlanError, ProtocolError, RouteError
-from core.interfaces.planner import Candidate, Plan, Planner, PlanRequest
+from core.interfaces.planner import Candidate, Plan, Planner
 from core.protocol.codec import Packet
 from core.protocol.messages import ClearCache, HiddenState, InferenceError, PeerLost, Release, Run
 
 RETRY_SECONDS = 5.0
 FAILED_SECONDS = 30.0
 """How long a node that could not load its layers is left out of plans."""
-RESERVED_CONTEXT = 4096
-"""Tokens of KV cache that a plan sets aside in every layer (fewer where the model's context is shorter)."""
 LOCAL_PREFIX = "local-"
 """Begins the id of every node that the coordinator started itself."""
-USABLE = 0.9
-"""The part of a node's free memory that a plan fills, where its user set no cap: batches need room as well."""
 _log = logging.getLogger(__name__)
 
 
@@ -112,13 +108,13 @@ class Supervisor:
                 f"waiting for {missing} more node{'s' if missing > 1 else ''}",
                 f"{self._settings.min_nodes} needed, {len(members)} here",
             )
-        model, precision = self._builder.model, self._builder.precision
-        reserve = model.kv_bytes(min(model.spec.context_length, RESERVED_CONTEXT), precision)
-        request = PlanRequest(
-            layer_bytes=tuple(model.layer_bytes(layer, precision) + reserve for layer in range(model.spec.layers)),
-            candidates=tuple(self._candidate(member) for member in members),
-            min_stages=self._settings.min_nodes,
-            max_stages=self._settings.max_nodes,
+        candidates = [self._candidate(member) for member in members]
+        request = plan_request(
+            self._builder.model,
+            self._builder.precision,
+            candidates,
+            self._settings.min_nodes,
+            self._settings.max_nodes,
         )
         return self._planner.plan(request)
 
@@ -128,9 +124,8 @@ class Supervisor:
         if self._settings.local_nodes and member.node_id.startswith(LOCAL_PREFIX):
             ends = self._builder.model.ends_bytes(self._builder.precision)
             memory = max(0.0, memory - ends) / self._settings.local_nodes
-        if hello.max_memory_bytes is None:
-            memory *= USABLE
-        return Candidate(member.node_id, math.floor(memory), hello.selected_device)
+        usable = node_memory(memory, capped=hello.max_memory_bytes is not None)
+        return Candidate(member.node_id, usable, hello.selected_device)
 
     async def _build(self, plan: Plan) -> Route:
         self.epoch += 1
