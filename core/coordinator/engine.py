@@ -81,7 +81,7 @@ class Generator:
 
     def _prepare(self, request: GenerationRequest) -> tuple[list[int], Decoding]:
         prompt = self._prompt_ids(request)
-        room = self._room(len(prompt), request.max_tokens)
+        room = self._room(len(prompt), request)
         defaults = self.model.checkpoint.generation_config
         temperature = _first(request.temperature, defaults.get("temperature"), 1.0)
         params = SamplingParams(
@@ -108,19 +108,19 @@ class Generator:
             )
         return ids
 
-    def _room(self, prompt: int, max_tokens: int | None) -> int:
+    def _room(self, prompt: int, request: GenerationRequest) -> int:
         """How many tokens may be decoded. Raises RequestError where the context has no room for what is asked."""
         context = self.model.spec.context_length
-        wanted = 1 if max_tokens is None else max_tokens
+        wanted = 1 if request.max_tokens is None else request.max_tokens
         if prompt + wanted > context:
             raise RequestError(
                 f"This model's maximum context length is {context} tokens",
                 f"the request is {prompt + wanted} tokens: {prompt} in the prompt, {wanted} for the completion",
                 "shorten either",
-                param="messages",
+                param="messages" if isinstance(request.prompt, Conversation) else "prompt",
                 code="context_length_exceeded",
             )
-        return context - prompt if max_tokens is None else max_tokens
+        return context - prompt if request.max_tokens is None else wanted
 
 
 def node_statuses(members: Members) -> tuple[NodeStatus, ...]:

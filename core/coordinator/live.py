@@ -129,6 +129,10 @@ class Live:
         if self._supervisor is not None:
             await self._supervisor.take(member, packet)
 
+    def member_joined(self, member: Member) -> None:
+        if self._supervisor is not None:
+            self._supervisor.member_joined(member)
+
     def member_left(self, member: Member) -> None:
         if self._supervisor is not None:
             self._supervisor.member_left(member)

@@ -29,9 +29,11 @@ _log = logging.getLogger(__name__)
 
 
 class RouteTraffic(Protocol):
-    """Takes what members say about the route, and hears of their going."""
+    """Takes what members say about the route, and hears of their coming and going."""
 
     async def take(self, member: Member, packet: Packet) -> None: ...
+
+    def member_joined(self, member: Member) -> None: ...
 
     def member_left(self, member: Member) -> None: ...
 
@@ -55,6 +57,7 @@ class NodeServer:
             with member.scope:
                 await link.send(HelloAck(PROTOCOL_VERSION, core.__version__))
                 _log.info("node %s joined from %s with %s", member.node_id, link.peer, hello.selected_device)
+                self._traffic.member_joined(member)
                 self._members.add(member)
                 await self._listen(member)
 

@@ -22,6 +22,7 @@ FAILED_SECONDS = 30.0
 """How long a node that could not load its layers is left out of plans."""
 LOCAL_PREFIX = "local-"
 """Begins the id of every node that the coordinator started itself."""
+_LOADING = "the nodes load their layers"
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +53,7 @@ class Supervisor:
                 self._lost = str(error)
                 _log.warning("%s", error)
                 self._drop_route()
+                self._become("waiting", self._lost)
                 if not isinstance(error, LoadRefused):
                     await self._pause(RETRY_SECONDS)
                 continue
@@ -86,6 +88,11 @@ class Supervisor:
             raise ProtocolError(f"node {member.node_id!r} sent a {message.TYPE}")
         if route is not None and message.epoch == route.epoch:
             await route.take(member, packet)
+
+    def member_joined(self, member: Member) -> None:
+        """A newcomer that the route of now does without is spare; it counts when a plan is made next."""
+        if self.state != "waiting":
+            member.state = "spare"
 
     def member_left(self, member: Member) -> None:
         if self._route is not None:
@@ -131,7 +138,7 @@ class Supervisor:
         self.epoch += 1
         self.required = max(self._settings.min_nodes, len(plan.stages))
         self.left_out = dict(plan.left_out)
-        self._become("loading", "the nodes load their layers")
+        self._become("loading", f"{_LOADING}; before: {self._lost}" if self._lost else _LOADING)
         _log.info("plan for route %d: %s", self.epoch, _describe(plan))
         members = {member.node_id: member for member in self._members.all()}
         await self._release(members[node_id] for node_id, _ in plan.left_out)
