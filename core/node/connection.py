@@ -76,7 +76,7 @@ class Connection:
             if epoch is None or message.epoch != epoch.assignment.epoch:
                 return
             if isinstance(message, ConnectPeer):
-                nursery.start_soon(epoch.connect_upstream, message)
+                epoch.connect_upstream(message)
             else:
                 epoch.put(packet)
         else:

@@ -60,6 +60,7 @@ class Epoch:
         self._control = control
         self._wire = torch_dtype(DType(assignment.wire_dtype))
         self._put, self._inbox = trio.open_memory_channel[Packet](_INBOX)
+        self._order, self._orders = trio.open_memory_channel[ConnectPeer](1)
         self._usage = _Usage()
         self._usage_changed = trio.Event()
         self._scope = trio.CancelScope()
@@ -74,8 +75,9 @@ class Epoch:
                     return
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._report_usage)
-                    async for packet in self._inbox:
-                        await self._handle(packet, stage)
+                    nursery.start_soon(self._run_batches, stage)
+                    async for order in self._orders:
+                        nursery.start_soon(self._take_from_upstream, order)
         finally:
             self._ended.set()
 
@@ -90,15 +92,20 @@ class Epoch:
         except trio.WouldBlock:
             raise ProtocolError(f"more than {_INBOX} batches are waiting") from None
 
-    async def connect_upstream(self, order: ConnectPeer) -> None:
-        """Dials the neighbour, tells the coordinator how that went, and takes batches until the link ends."""
-        with self._scope:
-            try:
-                async with dial_upstream(self._node.transport, order) as link:
-                    await self._control.send(PeerConnected(order.epoch, True, ""))
-                    await self._take_batches(link)
-            except CoreError as error:
-                await self._control.send(PeerConnected(order.epoch, False, str(error)))
+    def connect_upstream(self, order: ConnectPeer) -> None:
+        """Has the neighbour dialled that `order` names. Raises ProtocolError where that was asked for before."""
+        try:
+            self._order.send_nowait(order)
+        except trio.WouldBlock:
+            raise ProtocolError("a second CONNECT_PEER came") from None
+
+    async def _take_from_upstream(self, order: ConnectPeer) -> None:
+        try:
+            async with dial_upstream(self._node.transport, order) as link:
+                await self._control.send(PeerConnected(order.epoch, True, ""))
+                await self._take_batches(link)
+        except ChannelClosed as error:
+            await self._control.send(PeerConnected(order.epoch, False, str(error)))
 
     async def _take_batches(self, link: Link) -> None:
         try:
@@ -163,6 +170,10 @@ class Epoch:
     async def _forward(self, reports: trio.MemoryReceiveChannel[LoadProgress]) -> None:
         async for progress in reports:
             await self._control.send(progress)
+
+    async def _run_batches(self, stage: Stage) -> None:
+        async for packet in self._inbox:
+            await self._handle(packet, stage)
 
     async def _handle(self, packet: Packet, stage: Stage) -> None:
         message = packet.message
