@@ -1,0 +1,91 @@
+"""Every failure, the framework's own included, in the OpenAI API's error shape."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+
+from core.errors import CoreError, NotReady, RequestError, RouteError
+
+MODEL_NOT_FOUND = "model_not_found"
+RETRY_AFTER = {"retry-after": "5"}
+
+_log = logging.getLogger(__name__)
+
+
+class ShuttingDown(CoreError):
+    """The server is going away under a request."""
+
+
+class ReaderStalled(CoreError):
+    """A client that stays connected but stopped reading its stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An HTTP status, and what the API says with it."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        detail = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": detail}
+
+
+def explain(error: BaseException) -> Failure:
+    """What a client is told of `error`; what it should not see of an unexpected one goes to the log."""
+    match error:
+        case RequestError():
+            status = 404 if error.code == MODEL_NOT_FOUND else 400
+            return Failure(status, str(error), param=error.param, code=error.code)
+        case NotReady():
+            return _unavailable("cluster_not_ready", _not_ready(error))
+        case RouteError():
+            return _unavailable("route_lost", _route_lost(error))
+        case ShuttingDown():
+            return _unavailable("server_shutting_down", str(error))
+        case ReaderStalled():
+            return Failure(408, str(error), type="reader_stalled", code="reader_stalled")
+        case CoreError():
+            _log.error("a request failed: %s", error, exc_info=error)
+            return Failure(500, str(error), type="server_error")
+        case HTTPException() if error.status_code < 500:
+            return Failure(error.status_code, error.detail, headers=error.headers or {})
+        case _:
+            _log.error("a request failed unexpectedly", exc_info=error)
+            return Failure(500, "The server had an error while processing the request.", type="server_error")
+
+
+def answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+    """Litestar's exception handler for everything that fails before an answer started."""
+    failure = explain(error)
+    content = failure.body()
+    if isinstance(error, HTTPException):
+        content["error"]["message"] = f"{request.method} {request.scope['path']}: {failure.message}"
+    return Response(content, status_code=failure.status, headers=dict(failure.headers))
+
+
+def _unavailable(kind: str, message: str) -> Failure:
+    return Failure(503, message, type=kind, code=kind, headers=RETRY_AFTER)
+
+
+def _not_ready(error: NotReady) -> str:
+    counts = f"Required nodes: {error.required}, connected ready nodes: {error.ready}"
+    return f"Model is not ready. {counts}. {error.message}" if error.message else f"Model is not ready. {counts}"
+
+
+def _route_lost(error: RouteError) -> str:
+    text = str(error)
+    lost = {"node": error.node, "layers": error.layers}
+    unsaid = [f"{what} {name}" for what, name in lost.items() if name and name not in text]
+    return f"{text} ({', '.join(unsaid)})" if unsaid else text

@@ -1,0 +1,130 @@
+"""House rules: loopback and port 0 alone, a fake engine, every wait within `trio.fail_after`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from core.gateway.server import serve_http
+from core.interfaces.engine import ClusterStatus, Delta, GenerationRequest, NodeStatus
+
+
+def deltas(*texts: str) -> list[Delta]:
+    last = len(texts)
+    return [Delta(text, i, "stop" if i == last else None) for i, text in enumerate(texts, 1)]
+
+
+@dataclass
+class FakeEngine:
+    """Plays `script`, whatever is asked: deltas are given, errors raised, events waited for.
+
+    Then, where `endless` is a text, it gives that on and on.
+    """
+
+    script: list[Delta | BaseException | trio.Event] = field(default_factory=lambda: deltas("Hello", "", " world"))
+    refusal: BaseException | None = None
+    gate: trio.Event | None = None
+    endless: str = ""
+    served_model: str = "org/tiny"
+    created: int = 1_700_000_000
+    state: str = "ready"
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    requests: list[GenerationRequest] = field(default_factory=list)
+    given: int = 0
+    most: int = 0
+    sessions: int = 0
+    changed: trio.Condition = field(default_factory=trio.Condition)
+
+    def status(self) -> ClusterStatus:
+        node = NodeStatus("n1", "host", "cpu", "serving", (0, 4), 10, 20, 30, self.sessions, 40, "direct", "")
+        return ClusterStatus(
+            model=self.served_model,
+            state=self.state,
+            detail="waiting for two nodes",
+            required_nodes=3,
+            ready_nodes=1,
+            route_epoch=1,
+            layers=4,
+            sessions=self.sessions,
+            tokens_per_second=1.5,
+            quant="none",
+            dtype="fp32",
+            wire_dtype="fp32",
+            nodes=(node,),
+            left_out=self.left_out,
+        )
+
+    @asynccontextmanager
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Any]:
+        self.requests.append(request)
+        if self.refusal:
+            raise self.refusal
+        await self._count(1)
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            async with trio.open_nursery():  # an error inside comes out in a group, as a real engine's may
+                yield FakeGeneration(self)
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._count(-1)
+
+    async def _count(self, step: int) -> None:
+        async with self.changed:
+            self.sessions += step
+            self.most = max(self.most, self.sessions)
+            self.changed.notify_all()
+
+    async def until(self, predicate: Callable[[FakeEngine], bool]) -> None:
+        async with self.changed:
+            while not predicate(self):
+                await self.changed.wait()
+
+
+class FakeGeneration:
+    prompt_tokens = 5
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        engine = self._engine
+        for step in engine.script:
+            match step:
+                case trio.Event():
+                    await step.wait()
+                case BaseException():
+                    raise step
+                case _:
+                    await trio.lowlevel.checkpoint()
+                    yield step
+        while engine.endless:
+            async with engine.changed:
+                engine.given += 1
+                engine.changed.notify_all()
+            yield Delta(engine.endless, engine.given)
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+async def address(engine: FakeEngine, nursery: trio.Nursery) -> tuple[str, int]:
+    with trio.fail_after(10):
+        return await nursery.start(serve_http, engine, "127.0.0.1", 0)
+
+
+@pytest.fixture
+async def client(address: tuple[str, int]) -> AsyncIterator[httpx.AsyncClient]:
+    with trio.fail_after(30):
+        async with httpx.AsyncClient(base_url=f"http://{address[0]}:{address[1]}", timeout=10) as client:
+            yield client

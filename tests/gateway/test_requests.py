@@ -1,0 +1,213 @@
+"""What a request's fields become, and which are refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from core.errors import RequestError
+from core.gateway.schemas import Body, ChatBody, CompletionBody, decode
+from core.interfaces.engine import Conversation, GenerationRequest
+
+USER = {"role": "user", "content": "hi"}
+
+
+def chat(**fields: Any) -> GenerationRequest:
+    return _request(ChatBody, {"model": "m", "messages": [USER], **fields})
+
+
+def completion(**fields: Any) -> GenerationRequest:
+    return _request(CompletionBody, {"model": "m", "prompt": "hi", **fields})
+
+
+def _request(kind: type[Body], fields: dict[str, Any]) -> GenerationRequest:
+    return decode(json.dumps(fields).encode(), kind).generation()
+
+
+def test_every_supported_field_arrives() -> None:
+    given = {"temperature": 0, "top_p": 0.5, "top_k": 40, "seed": -1, "max_tokens": 7, "stop": ["a", "b"]}
+    assert completion(**given) == GenerationRequest(
+        "hi", max_tokens=7, temperature=0.0, top_p=0.5, top_k=40, seed=-1, stop=("a", "b")
+    )
+    assert chat(**given) == GenerationRequest(
+        Conversation((USER,)), max_tokens=7, temperature=0.0, top_p=0.5, top_k=40, seed=-1, stop=("a", "b")
+    )
+
+
+def test_what_is_left_out_or_null_is_left_to_the_model() -> None:
+    names = ("temperature", "top_p", "top_k", "seed", "max_tokens", "stop", "stream", "stream_options", "user")
+    assert chat() == chat(**dict.fromkeys(names)) == GenerationRequest(Conversation((USER,)))
+    assert completion() == completion(**dict.fromkeys(names)) == GenerationRequest("hi", max_tokens=16)
+
+
+def test_max_completion_tokens_is_max_tokens() -> None:
+    assert chat(max_completion_tokens=5).max_tokens == 5
+    assert chat(max_completion_tokens=5, max_tokens=5).max_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("a", "a"), (["a"], "a"), ([1, 2], (1, 2)), ([[1, 2]], (1, 2)), ([7], (7,)), ("", "")],
+)
+def test_one_prompt_in_each_of_its_forms(prompt: Any, expected: Any) -> None:
+    assert completion(prompt=prompt).prompt == expected
+
+
+def test_text_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
+    assert chat(messages=[{"role": "system", "content": parts}, USER]).prompt == Conversation(
+        ({"role": "system", "content": "a b"}, USER)
+    )
+
+
+def test_a_single_stop_string() -> None:
+    assert chat(stop="x").stop == ("x",)
+
+
+IDLE_CHAT = {
+    "n": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0.0,
+    "logit_bias": {},
+    "logprobs": False,
+    "top_logprobs": 0,
+    "tools": [],
+    "tool_choice": "none",
+    "response_format": {"type": "text"},
+    "store": False,
+    "user": None,
+    "audio": None,
+    "stream_options": None,
+}
+
+
+def test_fields_that_ask_for_nothing_are_accepted() -> None:
+    assert chat(**IDLE_CHAT) == chat()
+    assert completion(best_of=1, echo=False, suffix=None, logprobs=None, n=1) == completion()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"n": True}, "n"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"frequency_penalty": False}, "frequency_penalty"),
+        ({"logit_bias": {"1": 5}}, "logit_bias"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"user": "me"}, "user"),
+        ({"store": True}, "store"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"messages": [{**USER, "name": "x"}]}, "messages[0].name"),
+        ({"messages": [USER, {**USER, "tool_calls": [{}]}]}, "messages[1].tool_calls"),
+    ],
+)
+def test_known_fields_that_ask_for_something_are_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError, match="not supported") as caught:
+        chat(**fields)
+    assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"best_of": 2}, "best_of"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"max_completion_tokens": 3}, "max_completion_tokens"),
+        ({"messages": [USER]}, "messages"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [-1]}, "prompt[0]"),
+        ({"prompt": [True]}, "prompt[0]"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"model": None}, "model"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.01}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop[1]"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+    ],
+)
+def test_a_completion_field_that_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        completion(**fields)
+    assert caught.value.param == param
+    assert param.partition("[")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": {}}, "messages"),
+        ({"messages": [USER, 3]}, "messages[1]"),
+        ({"messages": [USER, {"role": "developer", "content": "x"}]}, "messages[1].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0].type",
+        ),
+        ({"messages": [{**USER, "extra": 1}]}, "messages[0].extra"),
+        ({"prompt": "x"}, "prompt"),
+    ],
+)
+def test_a_chat_field_that_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'{"a": NaN}', b"\xff", b'{"model": "\xff"}', b"[" * 100_000, b'{"a":' * 5_000],
+)
+def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        decode(body, ChatBody)
+    assert caught.value.code == "invalid_json"
+
+
+async def test_a_refused_field_is_a_400_that_names_it(client: httpx.AsyncClient, engine: Any) -> None:
+    body = {"model": "org/tiny", "messages": [USER], "n": 2}
+    response = await client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert response.json() == {
+        "error": {
+            "message": "'n' is not supported (leave it out, or send null or 1)",
+            "type": "invalid_request_error",
+            "param": "n",
+            "code": "unsupported_parameter",
+        }
+    }
+    assert engine.requests == []
