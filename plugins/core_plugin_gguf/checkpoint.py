@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,22 +21,30 @@ from core_plugin_gguf.config import (
 )
 from core_plugin_gguf.files import File, LocalFile, read_head
 from core_plugin_gguf.header import Header, StoredTensor
+from core_plugin_gguf.hub import HubFile
 from core_plugin_gguf.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+HUB_FILE = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)/(?P<file>.+\.gguf)")
 
 
 class GgufFormat(CheckpointFormat):
     name: ClassVar[str] = "gguf"
 
     def recognises(self, source: Source) -> bool:
-        return source.model.endswith(".gguf") and source.path is not None
+        return source.model.endswith(".gguf") and (
+            source.path is not None or HUB_FILE.fullmatch(source.model) is not None
+        )
 
     def open(self, source: Source) -> Checkpoint:
-        if source.path is None:
+        if source.path is not None:
+            return GgufCheckpoint(LocalFile(source.path))
+        on_hub = HUB_FILE.fullmatch(source.model)
+        if on_hub is None:
             raise CheckpointError(f"there is no {source.model}", hint="check the path")
-        return GgufCheckpoint(LocalFile(source.path))
+        return GgufCheckpoint(HubFile(on_hub["repo"], on_hub["file"], source.revision, source.cache_dir))
 
 
 class GgufCheckpoint(Checkpoint):

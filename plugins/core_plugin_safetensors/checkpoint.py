@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from core import Checkpoint, CheckpointError, CheckpointFormat, Progress, Source, TensorInfo
 from core_plugin_safetensors.files import Directory, Files
 from core_plugin_safetensors.header import damaged, read_json
+from core_plugin_safetensors.hub import Repository
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,18 +24,28 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
+
+HEADERS_AT_ONCE = 8
+"""Big models have dozens of files, and asking a hub for one header takes a fraction of a second."""
+
+REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.gguf)")
+
+
 class SafetensorsFormat(CheckpointFormat):
     name: ClassVar[str] = "safetensors"
 
     def recognises(self, source: Source) -> bool:
         path = source.path
-        return path is not None and any((path / name).is_file() for name in (CONFIG, INDEX, SINGLE))
+        if path is None:
+            return REPO_ID.fullmatch(source.model) is not None
+        return any((path / name).is_file() for name in (CONFIG, INDEX, SINGLE))
 
     def open(self, source: Source) -> Checkpoint:
-        path = source.path
-        if path is None:
-            raise CheckpointError(f"there is no {source.model}", hint="check the path")
-        return SafetensorsCheckpoint(Directory(path), source.trust_remote_code)
+        if source.path is not None:
+            return SafetensorsCheckpoint(Directory(source.path), source.trust_remote_code)
+        files = Repository(source.model, CONFIG, source.revision, source.cache_dir)
+        return SafetensorsCheckpoint(files, source.trust_remote_code)
 
 
 class SafetensorsCheckpoint(Checkpoint):
@@ -40,21 +53,20 @@ class SafetensorsCheckpoint(Checkpoint):
         self._files = files
         self._trust_remote_code = trust_remote_code
         self._handles: dict[str, Any] = {}
-        names = files.names()
-        if CONFIG not in names:
-            raise CheckpointError(f"{files} has no {CONFIG}", hint="give the directory or repository of a model")
+        if not files.has(CONFIG):
+            raise files.missing(CONFIG)
         self.config = read_json(files.path(CONFIG))
         self.generation_config: Mapping[str, Any] = {}
-        if GENERATION_CONFIG in names:
+        if files.has(GENERATION_CONFIG):
             self.generation_config = read_json(files.path(GENERATION_CONFIG))
-        if INDEX in names:
+        if files.has(INDEX):
             self._file_of = _weight_map(read_json(files.path(INDEX)))
             self.tensors = self._indexed_tensors()
-        elif SINGLE in names:
+        elif files.has(SINGLE):
             self.tensors = files.header(SINGLE) or {}
             self._file_of = dict.fromkeys(self.tensors, SINGLE)
         else:
-            raise _no_weights(files, names)
+            raise _no_weights(files)
 
     def fetch(self, names: Collection[str], progress: Progress | None = None) -> None:
         self._files.fetch(sorted({self._file(name) for name in names}), progress)
@@ -97,7 +109,9 @@ class SafetensorsCheckpoint(Checkpoint):
         return self._handles[file]
 
     def _indexed_tensors(self) -> dict[str, TensorInfo]:
-        headers = {file: self._files.header(file) for file in sorted(set(self._file_of.values()))}
+        files = sorted(set(self._file_of.values()))
+        with ThreadPoolExecutor(HEADERS_AT_ONCE) as pool:
+            headers = dict(zip(files, pool.map(self._files.header, files), strict=True))
         tensors = {}
         for name, file in self._file_of.items():
             header = headers[file]
@@ -120,11 +134,11 @@ def _is_file_name(value: object) -> bool:
     return isinstance(value, str) and PurePath(value).name == value
 
 
-def _no_weights(files: Files, names: Collection[str]) -> CheckpointError:
-    if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
+def _no_weights(files: Files) -> CheckpointError:
+    if any(files.has(name) for name in PICKLED):
         return CheckpointError(
             f"{files} has no safetensors",
             "its weights are pickled, which is never read because unpickling runs code",
             "convert it to safetensors, or use a repository that has them",
         )
-    return CheckpointError(f"{files} has no weights", f"it has neither {SINGLE} nor {INDEX}", "download them")
+    return files.missing(SINGLE)

@@ -16,8 +16,7 @@ class Files(Protocol):
     def __str__(self) -> str:
         """What to call it in errors."""
 
-    def names(self) -> Collection[str]:
-        """All files that there are."""
+    def has(self, name: str) -> bool: ...
 
     def path(self, name: str) -> Path:
         """The file on this machine, brought here where it wasn't."""
@@ -27,6 +26,9 @@ class Files(Protocol):
 
     def fetch(self, names: Collection[str], progress: Progress | None) -> None:
         """Brings the files here."""
+
+    def missing(self, name: str) -> CheckpointError:
+        """The error that says that there is no such file."""
 
     def pretrained(self) -> dict[str, Any]:
         """The arguments that make a `from_pretrained` of transformers read from here."""
@@ -41,19 +43,22 @@ class Directory:
     def __str__(self) -> str:
         return str(self._path)
 
-    def names(self) -> Collection[str]:
-        return {file.name for file in self._path.iterdir()}
+    def has(self, name: str) -> bool:
+        return self.path(name).is_file()
 
     def path(self, name: str) -> Path:
         return self._path / name
 
     def header(self, name: str) -> Mapping[str, TensorInfo]:
-        if not self.path(name).is_file():
-            raise CheckpointError(f"{name} is not in {self}", "the index names it", "download it")
+        if not self.has(name):
+            raise self.missing(name)
         return read_header(self.path(name))
 
     def fetch(self, names: Collection[str], progress: Progress | None) -> None:
         """Nothing to do."""
+
+    def missing(self, name: str) -> CheckpointError:
+        return CheckpointError(f"{self} has no {name}", hint="download it, or give another directory")
 
     def pretrained(self) -> dict[str, Any]:
         return {"pretrained_model_name_or_path": str(self._path)}

@@ -1,0 +1,241 @@
+"""Checkpoints from a hub: what is downloaded, and when; what is said when it can't be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from core_plugin_gguf.checkpoint import GgufFormat
+from core_plugin_safetensors.checkpoint import SafetensorsFormat
+from huggingface_hub import constants
+
+from core import Checkpoint, CheckpointError, CheckpointFormat, Source
+from core.testing.checkpoints import tiny_checkpoint, write_gguf
+from core.testing.hub import LoopbackHub, loopback_hub
+
+SHARDS = [f"org/sharded/model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+FILE = "org/quantized/deep/tiny.gguf"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
+    root = tmp_path / "hub"
+    tiny_checkpoint(root / "org/single", layers=2)
+    tiny_checkpoint(root / "org/closed", layers=1)
+    tiny_checkpoint(root / "org/sharded", hidden_size=128, layers=6, shards=3)
+    (root / "org/quantized/deep").mkdir(parents=True)
+    write_gguf(root / "org/sharded", root / FILE)
+    with loopback_hub(root, gated=["org/closed"]) as hub:
+        point_at(hub.url, monkeypatch)
+        yield hub
+
+
+def point_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What HF_ENDPOINT does for a process that starts with it."""
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+
+
+@pytest.fixture
+def cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    point_at("http://127.0.0.1:9", monkeypatch)
+
+
+def opened(model: str, tmp_path: Path, revision: str | None = None) -> Checkpoint:
+    kind: type[CheckpointFormat] = GgufFormat if model.endswith(".gguf") else SafetensorsFormat
+    return kind().open(Source(model, revision=revision, cache_dir=tmp_path / "cache"))
+
+
+def local(model: str, tmp_path: Path) -> Checkpoint:
+    return opened(str(tmp_path / "hub" / model), tmp_path)
+
+
+def layer(number: int, checkpoint: Checkpoint) -> list[str]:
+    return [name for name in checkpoint.tensors if name.startswith(f"model.layers.{number}.")]
+
+
+@pytest.mark.parametrize("model", ["org/single", "org/sharded", FILE])
+def test_it_says_and_reads_what_the_local_one_does(hub: LoopbackHub, tmp_path: Path, model: str) -> None:
+    here, there = local(model, tmp_path), opened(model, tmp_path)
+    assert there.config == here.config
+    assert there.generation_config == here.generation_config
+    assert [info.nbytes for info in there.tensors.values()] == [info.nbytes for info in here.tensors.values()]
+    there.fetch(there.tensors)
+    for name in here.tensors:
+        assert torch.equal(there.read(name), here.read(name))
+
+
+def test_opening_downloads_no_weights(hub: LoopbackHub, tmp_path: Path) -> None:
+    checkpoint = opened("org/sharded", tmp_path)
+    headers = sum(100_001 for _ in SHARDS)
+    assert sum(hub.served[shard] for shard in SHARDS) <= headers
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+    assert layer(5, checkpoint)
+
+
+def test_only_the_files_that_hold_the_names_are_downloaded(hub: LoopbackHub, tmp_path: Path) -> None:
+    checkpoint = opened("org/sharded", tmp_path)
+    looked = dict(hub.served)
+    names = layer(5, checkpoint)
+    assert {checkpoint.tensors[name].file for name in names} == {Path(SHARDS[2]).name}
+    checkpoint.fetch(names)
+    assert hub.served[SHARDS[0]] == looked[SHARDS[0]]
+    assert hub.served[SHARDS[1]] == looked[SHARDS[1]]
+    assert hub.served[SHARDS[2]] == looked[SHARDS[2]] + (tmp_path / "hub" / SHARDS[2]).stat().st_size
+
+
+def test_what_is_cached_is_not_downloaded_again(hub: LoopbackHub, tmp_path: Path) -> None:
+    opened("org/sharded", tmp_path).fetch(layer(5, local("org/sharded", tmp_path)))
+    opened(FILE, tmp_path).fetch(["model.norm.weight"])
+    served = dict(hub.served)
+    opened("org/sharded", tmp_path).fetch(layer(5, local("org/sharded", tmp_path)))
+    opened(FILE, tmp_path).fetch(["model.norm.weight"])
+    for file in (SHARDS[2], FILE):
+        assert hub.served[file] == served[file]
+
+
+@pytest.mark.parametrize("model", ["org/sharded", FILE])
+def test_progress_counts_the_bytes_of_all_files(hub: LoopbackHub, tmp_path: Path, model: str) -> None:
+    checkpoint = opened(model, tmp_path)
+    files = SHARDS if model == "org/sharded" else [FILE]
+    total = sum((tmp_path / "hub" / file).stat().st_size for file in files)
+    calls: list[tuple[int, int]] = []
+    checkpoint.fetch(checkpoint.tensors, lambda done, of: calls.append((done, of)))
+    assert {of for _, of in calls} == {total}
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+    assert calls[-1] == (total, total)
+    calls.clear()
+    checkpoint.fetch(checkpoint.tensors, lambda done, of: calls.append((done, of)))
+    assert calls[-1] == (total, total)
+
+
+@pytest.mark.parametrize("model", ["org/single", "org/sharded", FILE])
+def test_without_a_hub_the_cache_serves(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    online = opened(model, tmp_path)
+    online.fetch(online.tensors)
+    point_at("http://127.0.0.1:9", monkeypatch)
+    offline = opened(model, tmp_path)
+    offline.fetch(offline.tensors)
+    assert offline.config == online.config
+    for name in online.tensors:
+        assert torch.equal(offline.read(name), online.read(name))
+
+
+def test_without_a_hub_a_part_of_the_files_is_enough_for_its_layers(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    online = opened("org/sharded", tmp_path)
+    online.fetch(layer(5, online))
+    point_at("http://127.0.0.1:9", monkeypatch)
+    offline = opened("org/sharded", tmp_path)
+    assert {info.file for info in offline.tensors.values()} == {Path(SHARDS[2]).name}
+    for name in layer(5, online):
+        assert torch.equal(offline.read(name), online.read(name))
+    with pytest.raises(CheckpointError, match=r"model-00001-of-00003\.safetensors of org/sharded is not in the cache"):
+        offline.fetch(layer(0, online))
+    with pytest.raises(CheckpointError, match=r"model-00001-of-00003\.safetensors of org/sharded is not in the cache"):
+        offline.read(layer(0, online)[0])
+
+
+@pytest.mark.parametrize(("model", "file"), [("org/single", r"config\.json of org/single"), (FILE, r"deep/tiny\.gguf")])
+def test_without_a_hub_and_without_a_copy(cut_off: None, tmp_path: Path, model: str, file: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{file}.* is not in the cache.*hub can't be reached.*local path"):
+        opened(model, tmp_path)
+
+
+def test_offline_by_choice(hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match=r"config\.json of org/single is not in the cache"):
+        opened("org/single", tmp_path)
+    assert not hub.served
+
+
+def test_a_cached_copy_without_weights(hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened("org/single", tmp_path)
+    point_at("http://127.0.0.1:9", monkeypatch)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors of org/single is not in the cache"):
+        opened("org/single", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "revision", "message"),
+    [
+        ("org/none", None, r"there is no org/none, neither here nor on the hub.*check its name.*hf auth login"),
+        ("org/none/tiny.gguf", None, "there is no org/none, neither here nor on the hub"),
+        ("org/closed", None, r"org/closed is gated.*ask on its page.*hf auth login"),
+        ("org/single", "v9", "org/single has no revision v9"),
+        ("org/quantized", None, r"org/quantized has no config\.json"),
+        ("org/quantized/none.gguf", None, r"org/quantized has no none\.gguf"),
+    ],
+)
+def test_refusals(hub: LoopbackHub, tmp_path: Path, model: str, revision: str | None, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        opened(model, tmp_path, revision)
+
+
+def test_pickled_weights(hub: LoopbackHub, tmp_path: Path) -> None:
+    weights = tmp_path / "hub/org/single/model.safetensors"
+    weights.rename(weights.with_name("pytorch_model.bin"))
+    with pytest.raises(CheckpointError, match=r"org/single has no safetensors.*pickled"):
+        opened("org/single", tmp_path)
+    assert "org/single/pytorch_model.bin" not in hub.served
+
+
+@pytest.mark.parametrize("content", [b"short", b"\xff" * 200])
+def test_damaged_header(hub: LoopbackHub, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "hub/org/single/model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors of org/single is damaged"):
+        opened("org/single", tmp_path)
+
+
+def test_a_repository_that_changes_while_it_is_read(hub: LoopbackHub, tmp_path: Path) -> None:
+    checkpoint = opened(FILE, tmp_path)
+    os.utime(tmp_path / "hub" / FILE, (1, 1))
+    with pytest.raises(CheckpointError, match=r"org/quantized has changed while it was read.*try again"):
+        checkpoint.fetch(["model.norm.weight"])
+
+
+@pytest.mark.parametrize(
+    ("model", "safetensors", "gguf"),
+    [
+        ("owner/name", True, False),
+        ("Owner-1/Name_2.5-x", True, False),
+        ("owner/name/file.gguf", False, True),
+        ("owner/name/deep/file-Q4_0.gguf", False, True),
+        ("owner/name.gguf", False, False),
+        ("name", False, False),
+        ("./owner/name", False, False),
+        ("/owner/name", False, False),
+        ("../owner", False, False),
+        ("owner/name/other", False, False),
+        ("/owner/name/file.gguf", False, False),
+    ],
+)
+def test_what_looks_like_a_repository(model: str, safetensors: bool, gguf: bool) -> None:
+    assert SafetensorsFormat().recognises(Source(model)) == safetensors
+    assert GgufFormat().recognises(Source(model)) == gguf
+
+
+def test_the_tokenizer_comes_from_the_same_revision(hub: LoopbackHub, tmp_path: Path) -> None:
+    """In a process of its own: transformers reads HF_ENDPOINT when it is imported."""
+    script = (
+        "from pathlib import Path; from core import Source\n"
+        "from core_plugin_safetensors.checkpoint import SafetensorsFormat\n"
+        f"source = Source('org/single', cache_dir=Path({str(tmp_path / 'cache')!r}))\n"
+        "checkpoint = SafetensorsFormat().open(source)\n"
+        "checkpoint.fetch(checkpoint.tensors)\n"
+        "print(checkpoint.tokenizer().encode('A token enters'))\n"
+    )
+    expected = str(local("org/single", tmp_path).tokenizer().encode("A token enters"))
+    for endpoint in (hub.url, "http://127.0.0.1:9"):
+        environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_TELEMETRY": "1"}
+        run = [sys.executable, "-c", script]
+        done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.stdout.strip() == expected, done.stderr
