@@ -10,7 +10,7 @@ from typing import Any
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
 
-from core.errors import CoreError, NotReady, RequestError, RouteError
+from core.errors import CoreError, NotReady, Overloaded, RequestError, RouteError
 
 MODEL_NOT_FOUND = "model_not_found"
 RETRY_AFTER = {"retry-after": "5"}
@@ -52,6 +52,8 @@ def explain(error: BaseException) -> Failure:
             return _unavailable("cluster_not_ready", _not_ready(error))
         case RouteError():
             return _unavailable("route_lost", _route_lost(error))
+        case Overloaded():
+            return Failure(429, str(error), type="overloaded", code="overloaded", headers=RETRY_AFTER)
         case ShuttingDown():
             return _unavailable("server_shutting_down", str(error))
         case ReaderStalled():

@@ -10,7 +10,7 @@ import openai
 import pytest
 import trio
 
-from core.errors import CoreError, NotReady, RequestError, RouteError
+from core.errors import CoreError, NotReady, Overloaded, RequestError, RouteError
 
 COMPLETION = {"model": "org/tiny", "prompt": "hi"}
 
@@ -48,6 +48,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         ),
         (RouteError("n7 with [4, 8) left", node="n7", layers="[4, 8)"), 503, "route_lost", "n7 with [4, 8) left"),
         (RequestError("too long", "9 > 8", param="prompt"), 400, "invalid_request_error", "too long: 9 > 8"),
+        (Overloaded("64 sessions run", "no more", "wait"), 429, "overloaded", "64 sessions run: no more (wait)"),
         (CoreError("no room", "in KV", "wait"), 500, "server_error", "no room: in KV (wait)"),
         (
             ValueError("a secret"),
