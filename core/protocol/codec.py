@@ -63,12 +63,12 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Decoder:
-    """Frames of one link, in order -> packets. Holds at most one unfinished tensor, of a size checked beforehand."""
+    """Frames of one link, in order -> packets. Holds of an unfinished tensor what came, not what is announced."""
 
     def __init__(self) -> None:
         self._pending: Packet | None = None
         self._buffer = bytearray()
-        self._filled = 0
+        self._size = 0
 
     def feed(self, frame: bytes) -> Packet | None:
         """The packet that `frame` completes, if it does. Raises ProtocolError for anything that isn't protocol."""
@@ -89,18 +89,16 @@ class Decoder:
             raise ProtocolError("a tensor carries more bytes than its shape has room for")
         if len(tensor.data) == size:
             return packet
-        self._pending, self._buffer, self._filled = packet, bytearray(size), 0
+        self._pending, self._buffer, self._size = packet, bytearray(), size
         return self._continue(tensor.data)
 
     def _continue(self, data: bytes) -> Packet | None:
         if self._pending is None:
             raise ProtocolError("a CHUNK came that continues no tensor")
-        end = self._filled + len(data)
-        if end > len(self._buffer) or not data:
+        if not data or len(self._buffer) + len(data) > self._size:
             raise ProtocolError("a CHUNK does not fit the tensor that it continues")
-        self._buffer[self._filled : end] = data
-        self._filled = end
-        if end < len(self._buffer):
+        self._buffer += data
+        if len(self._buffer) < self._size:
             return None
         packet, message = self._pending, self._pending.message
         assert isinstance(message, (Run, HiddenState))

@@ -19,12 +19,13 @@ if sys.byteorder != "little":  # pragma: no cover
 
 def to_wire(hidden: torch.Tensor, dtype: torch.dtype) -> Tensor:
     """[rows, width] on any device -> message. A value beyond fp16's range saturates to its largest, never to inf."""
+    values = hidden.to(dtype)
     if dtype is torch.float16 and hidden.dtype is not torch.float16:
         limit = torch.finfo(torch.float16).max
-        hidden = hidden.clamp(-limit, limit)
-    hidden = hidden.to(device="cpu", dtype=dtype).contiguous()
-    rows, width = hidden.shape
-    data = hidden.view(torch.uint8).numpy().reshape(-1).data if hidden.numel() else b""
+        values = values.clamp(-limit, limit)
+    values = values.to("cpu").contiguous()
+    rows, width = values.shape
+    data = values.view(torch.uint8).numpy().reshape(-1).data if values.numel() else b""
     return Tensor(_NAMES[dtype], rows, width, cast(bytes, data))
 
 
