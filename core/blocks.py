@@ -19,6 +19,7 @@ from torch import Tensor
 
 from core.errors import ConfigError
 from core.interfaces.architecture import Architecture, Batch, Ends, LayerStack, ModelSpec, TensorSpec, Weights
+from core.runtime.device import matmul_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,17 @@ class DecoderArchitecture(Architecture):
 
     def build_ends(self, spec: ModelSpec, weights: Weights) -> Ends:
         return DecoderEnds(spec, self.shape(spec.config).norm_eps, weights)
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [rows, in_features] times weight [out_features, in_features] transposed, in the dtype that both have.
+
+    Where a device's kernels for many rows are slow in that dtype, the product is computed in a wider one.
+    """
+    dtype = matmul_dtype(x.device, x.dtype, len(x))
+    if dtype is x.dtype:
+        return F.linear(x, weight, bias)
+    return F.linear(x.to(dtype), weight.to(dtype), bias.to(dtype) if bias is not None else None).to(x.dtype)
 
 
 class RMSNorm:

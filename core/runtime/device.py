@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import psutil
 import torch
@@ -12,6 +15,7 @@ import torch
 from core.errors import ConfigError
 from core.interfaces.dtypes import DType
 
+_MANY_ROWS = 8
 _TORCH = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16, DType.FP32: torch.float32}
 
 
@@ -73,8 +77,41 @@ def refuse_dtype(device: torch.device, dtype: DType) -> str | None:
 
 
 def attention_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """What attention computes in. A CPU's fp16 kernels are 4 to 5 times slower than converting to fp32 and back."""
-    return torch.float32 if device.type == "cpu" and dtype is torch.float16 else dtype
+    """What attention over keys and values in `dtype` is to compute in."""
+    return torch.float32 if dtype is torch.float16 and _converts_faster(device.type) else dtype
+
+
+def matmul_dtype(device: torch.device, dtype: torch.dtype, rows: int) -> torch.dtype:
+    """What the product of `rows` rows with a weight in `dtype` is to compute in.
+
+    A few rows are bound by reading the weight, which a conversion would read and write once more.
+    """
+    if dtype is torch.float16 and rows >= _MANY_ROWS and _converts_faster(device.type):
+        return torch.float32
+    return dtype
+
+
+@cache
+def _converts_faster(device_type: str) -> bool:
+    """Whether fp16 products are slower than converting to fp32 and back: so on a CPU without fp16 arithmetic.
+
+    Found by trying: with AVX-512 but no fp16 instructions, 4 times slower from 16 rows on, and so is attention.
+    """
+    if device_type != "cpu":
+        return False
+    x, weight = torch.ones(2 * _MANY_ROWS, 512, dtype=torch.float16), torch.ones(512, 512, dtype=torch.float16)
+    native = _best_of(lambda: x @ weight)
+    converted = _best_of(lambda: (x.float() @ weight.float()).half())
+    return converted < native
+
+
+def _best_of(call: Callable[[], object], tries: int = 5) -> float:
+    times = []
+    for _ in range(tries):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return min(times)
 
 
 def default_threads() -> int:

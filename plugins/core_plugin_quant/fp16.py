@@ -1,10 +1,10 @@
 """`fp16`: weights are not quantized, but stored in the compute dtype that the user chose (fp16, bf16 or fp32)."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from core import DType, Quantizer
+from core.blocks import multiply
 
 
 class PlainLinear:
@@ -19,7 +19,7 @@ class PlainLinear:
         return self.weight.nbytes + (self.bias.nbytes if self.bias is not None else 0)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return multiply(x, self.weight, self.bias)
 
 
 class FP16(Quantizer):
@@ -28,7 +28,5 @@ class FP16(Quantizer):
     def packed_bytes(self, shape: tuple[int, int], dtype: DType) -> int:
         return shape[0] * shape[1] * dtype.itemsize
 
-    def pack(
-        self, weight: Tensor, bias: Tensor | None, *, dtype: torch.dtype, device: torch.device
-    ) -> PlainLinear:
+    def pack(self, weight: Tensor, bias: Tensor | None, *, dtype: torch.dtype, device: torch.device) -> PlainLinear:
         return PlainLinear(weight.to(device, dtype), bias.to(device, dtype) if bias is not None else None)
