@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import trio
 from rich.console import Console
@@ -44,9 +44,9 @@ async def _cancel_on_signal(signals: object, scope: trio.CancelScope) -> None:
 
 
 class Bars:
-    """Progress bars on standard error, one per name; nothing but silence where that is no terminal."""
+    """Progress bars on standard error, one per name; silent where that is no terminal, or unless `shown`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shown: bool = True) -> None:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -54,7 +54,7 @@ class Bars:
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
-            disable=not Console(stderr=True).is_terminal,
+            disable=not (shown and Console(stderr=True).is_terminal),
         )
         self._tasks: dict[str, TaskID] = {}
 
@@ -65,14 +65,14 @@ class Bars:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def update(self, name: str, done: int, total: int) -> None:
-        """May be called from any thread. A bar that is full disappears."""
-        if total and done < total:
-            if name not in self._tasks:
-                self._tasks[name] = self._progress.add_task(name, total=total)
-            self._progress.update(self._tasks[name], completed=done, total=total)
-        elif name in self._tasks:
+    def show(self, bars: Mapping[str, tuple[int, int]]) -> None:
+        """Name -> (bytes done, bytes in all). A bar that is not named any more disappears."""
+        for name in self._tasks.keys() - bars.keys():
             self._progress.remove_task(self._tasks.pop(name))
+        for name, (done, total) in bars.items():
+            if name not in self._tasks:
+                self._tasks[name] = self._progress.add_task(name)
+            self._progress.update(self._tasks[name], completed=done, total=total)
 
 
 def gigabytes(value: float | None) -> int | None:

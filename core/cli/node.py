@@ -53,12 +53,10 @@ def node(
         async with trio.open_nursery() as nursery:
             if end_with_stdin:
                 nursery.start_soon(_end_with_stdin, nursery.cancel_scope)
-            with Bars() as bars:
+            with Bars(shown=not end_with_stdin) as bars:
 
                 def show(activity: Activity) -> None:
-                    if activity.progress is not None:
-                        phase, done, total = activity.progress
-                        bars.update(f"{phase} layers", done, total)
+                    bars.show({f"{activity.detail} layers": activity.progress} if activity.progress else {})
 
                 await run_node(settings, plugins, Activity(on_change=show))
 

@@ -108,28 +108,34 @@ async def serving(settings: CoordinatorSettings, api_host: str, api_port: int) -
     """A coordinator with its API, until the block ends. The API answers before anything is loaded."""
     from core.gateway.server import serve_http
 
-    with Bars() as bars:
-        coordinator = Coordinator(settings, bars.update)
-        async with trio.open_nursery() as nursery:
-            host, port = await nursery.start(serve_http, coordinator, api_host, api_port)
-            await nursery.start(coordinator.run)
-            yield Server(coordinator, f"http://{f'[{host}]' if ':' in host else host}:{port}")
-            nursery.cancel_scope.cancel()
+    coordinator = Coordinator(settings)
+    async with trio.open_nursery() as nursery:
+        host, port = await nursery.start(serve_http, coordinator, api_host, api_port)
+        await nursery.start(coordinator.run)
+        yield Server(coordinator, f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        nursery.cancel_scope.cancel()
 
 
 async def show_progress(coordinator: Coordinator) -> None:
-    """Says what happens until the route is ready the first time."""
+    """Says what happens, with a bar for whatever downloads or loads, until the route is ready the first time."""
     last = ""
-    while True:
-        status = coordinator.status()
-        said = f"{status.state}: {status.detail}" if status.detail else status.state
-        if said != last:
-            typer.echo(said)
-            last = said
-        if status.state == "ready":
-            typer.echo(describe_plan(status))
-            return
-        await trio.sleep(_WATCH_SECONDS)
+    with Bars() as bars:
+        while True:
+            status = coordinator.status()
+            bars.show(_bars(status))
+            said = f"{status.state}: {status.detail}" if status.detail else status.state
+            if said != last:
+                typer.echo(said)
+                last = said
+            if status.state == "ready":
+                break
+            await trio.sleep(_WATCH_SECONDS)
+    typer.echo(describe_plan(status))
+
+
+def _bars(status: ClusterStatus) -> dict[str, tuple[int, int]]:
+    bars = {f"{node.node_id} {node.detail}": node.progress for node in status.nodes if node.progress is not None}
+    return bars | ({status.detail: status.progress} if status.progress is not None else {})
 
 
 def describe_plan(status: ClusterStatus) -> str:

@@ -76,19 +76,22 @@ class RouteBuilder:
 
     async def _load(self, hop: Hop, assignment: Assignment) -> None:
         member = hop.member
-        member.state, member.detail, member.layers, member.upstream = "loading", "", hop.layers, ""
+        member.become("loading")
+        member.layers, member.upstream = hop.layers, ""
         await _send(member, assignment)
         while True:
             answer = await member.answer(assignment.epoch, within=STALL_SECONDS)
             if isinstance(answer, LoadFailed):
-                member.state, member.detail, member.failed_at = "failed", answer.reason, trio.current_time()
+                member.become("failed", answer.reason)
+                member.failed_at = trio.current_time()
                 raise LoadRefused(
                     f"node {member.node_id!r} could not load layers [{hop.layers.start}, {hop.layers.stop})",
                     answer.reason,
                     node=member.node_id,
                 )
             if isinstance(answer, LoadComplete):
-                member.state, member.detail, member.weight_bytes = "loaded", "", answer.weight_bytes
+                member.become("loaded")
+                member.weight_bytes = answer.weight_bytes
                 return
 
     async def _connect(self, epoch: int, upstream: Member, member: Member, token: bytes) -> str:
@@ -111,7 +114,7 @@ class RouteBuilder:
             raise RouteError("the route failed its proof", str(error)) from error
         await route.clear([PROOF_SESSION])
         for hop in route.hops:
-            hop.member.state = "ready"
+            hop.member.become("ready")
 
     def _assignment(self, epoch: int, layers: range, token: bytes, is_last: bool) -> Assignment:
         return Assignment(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -18,20 +18,17 @@ from core.plugins import PluginHost
 if TYPE_CHECKING:
     from core.coordinator.live import Live
 
-Progress = Callable[[str, int, int], None]
-"""Called, from any thread, with a phase (download or load), bytes done and bytes in all."""
-
 
 class Coordinator:
     """The Engine of core.interfaces.engine; `run` brings it to life. `node_port` is set once nodes can join."""
 
-    def __init__(self, settings: CoordinatorSettings, on_progress: Progress = lambda *_: None) -> None:
+    def __init__(self, settings: CoordinatorSettings) -> None:
         self.served_model = settings.served_model_name
         self.created = int(time.time())
         self.node_port = 0
         self._settings = settings
-        self._on_progress = on_progress
         self._phase = "starting"
+        self._progress: tuple[int, int] | None = None
         self._live: Live | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -54,11 +51,12 @@ class Coordinator:
 
     def status(self) -> ClusterStatus:
         if self._live is not None:
-            return self._live.status(self._phase)
+            return self._live.status(self._phase, self._progress)
         return ClusterStatus(
             model=self.served_model,
             state="waiting",
             detail=self._phase,
+            progress=self._progress,
             required_nodes=self._settings.min_nodes,
             ready_nodes=0,
             route_epoch=0,
@@ -86,7 +84,6 @@ class Coordinator:
         async with generator.generate(request) as session:
             yield session
 
-    def _note(self, phase: str, done: int, total: int) -> None:
-        share = f" {100 * done // total}%" if total else ""
-        self._phase = f"{phase}{share}"
-        self._on_progress(phase, done, total)
+    def _note(self, phase: str, progress: tuple[int, int] | None = None) -> None:
+        """May be called from any thread."""
+        self._phase, self._progress = phase, progress

@@ -142,6 +142,7 @@ def _status_of(member: Member) -> NodeStatus:
         free_memory=reported.free_memory,
         link=member.upstream,
         detail=member.detail,
+        progress=member.progress,
     )
 
 

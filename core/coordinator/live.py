@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 import trio
@@ -20,6 +21,7 @@ from core.coordinator.server import NodeServer
 from core.coordinator.settings import CoordinatorSettings
 from core.coordinator.supervisor import LOCAL_PREFIX, Supervisor
 from core.errors import ConfigError
+from core.interfaces.checkpoint import Progress
 from core.interfaces.engine import ClusterStatus
 from core.plugins import PluginHost
 from core.protocol.codec import Packet
@@ -28,7 +30,11 @@ from core.runtime.device import default_threads, free_memory, pick, torch_dtype
 from core.runtime.model import Model, Precision, choose_wire
 from core.runtime.tokenizer import Tokenizer
 
-Note = Callable[[str, int, int], None]
+
+class Note(Protocol):
+    """Told, from any thread, what the coordinator is at, with bytes done and in all where there are any."""
+
+    def __call__(self, phase: str, progress: tuple[int, int] | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,7 @@ class Live:
         settings = self._settings
         async with open_compute_thread("head") as compute:
             await compute.run(torch.set_num_threads, settings.threads or default_threads())
-            self._note("opening the model", 0, 0)
+            self._note("opening the model")
             with ExitStack() as stack:
                 opening = Model.open(settings.source, self._plugins)
                 model = await trio.to_thread.run_sync(stack.enter_context, opening)
@@ -98,20 +104,24 @@ class Live:
                 f"they take {need / 1e9:.1f} GB and {self._device} has {free / 1e9:.1f} GB free",
                 "run the coordinator on a larger machine, or use a smaller model",
             )
-        model.fetch_ends(partial(self._note, "downloading embedding and head"))
-        ends = model.load_ends(precision, self._device, partial(self._note, "loading embedding and head"))
-        self._note("loading the tokenizer", 0, 0)
+        model.fetch_ends(self._noting("downloading embedding and head"))
+        ends = model.load_ends(precision, self._device, self._noting("loading embedding and head"))
+        self._note("loading the tokenizer")
         tokenizer = Tokenizer(checkpoint.tokenizer(), eos_token_ids=_eos_ids(model))
         head = Head(ends, model.spec.hidden_size, self._device, torch_dtype(precision.wire))
         return _Loaded(precision, tokenizer, head)
 
-    def status(self, phase: str) -> ClusterStatus:
+    def _noting(self, phase: str) -> Progress:
+        return lambda done, total: self._note(phase, (done, total))
+
+    def status(self, phase: str, progress: tuple[int, int] | None) -> ClusterStatus:
         settings, supervisor, generator = self._settings, self._supervisor, self.generator
         precision = generator.precision if generator else None
         return ClusterStatus(
             model=settings.served_model_name,
             state=supervisor.state if supervisor else "waiting",
             detail=supervisor.detail if supervisor else phase,
+            progress=None if supervisor else progress,
             required_nodes=supervisor.required if supervisor else settings.min_nodes,
             ready_nodes=supervisor.ready_nodes() if supervisor else 0,
             route_epoch=supervisor.epoch if supervisor else 0,

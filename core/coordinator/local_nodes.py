@@ -6,12 +6,17 @@ import logging
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import trio
 
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 30.0
 _HEALTHY_SECONDS = 60.0
+_OWN_GROUP: dict[str, Any] = (
+    {"creationflags": 0x200} if sys.platform == "win32" else {"start_new_session": True}  # CREATE_NEW_PROCESS_GROUP
+)
+"""Ctrl-C in a terminal goes to this process alone, which then ends its nodes in its own order."""
 _log = logging.getLogger(__name__)
 
 
@@ -40,7 +45,7 @@ async def _keep_alive(node_id: str, options: Sequence[str]) -> None:
 
 async def _run_to_its_end(command: Sequence[str]) -> int:
     """The child ends when its standard input does, and that is when this process ends."""
-    process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE)
+    process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, **_OWN_GROUP)
     try:
         return await process.wait()
     finally:

@@ -33,6 +33,7 @@ class Member:
         self.scope = trio.CancelScope()
         self.state = "idle"
         self.detail = ""
+        self.progress: tuple[int, int] | None = None
         self.layers: range | None = None
         self.weight_bytes = 0
         self.upstream = ""
@@ -40,6 +41,9 @@ class Member:
         self.failed_at: float | None = None
         self.gone_because = ""
         self._mail, self._mailbox = trio.open_memory_channel[Answer](_MAILBOX)
+
+    def become(self, state: str, detail: str = "") -> None:
+        self.state, self.detail, self.progress = state, detail, None
 
     def post(self, answer: Answer) -> None:
         """Hands an answer to whoever builds a route with this member; old ones make room for new ones."""

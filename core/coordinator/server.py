@@ -81,8 +81,7 @@ class NodeServer:
         if isinstance(message, NodeState):
             member.reported = message
         elif isinstance(message, LoadProgress):
-            percent = 100 * message.done // max(1, message.total)
-            member.detail = f"{message.phase} {percent}%"
+            member.detail, member.progress = message.phase, (message.done, message.total)
             member.post(message)
         elif isinstance(message, (LoadComplete, LoadFailed, PeerConnected)):
             member.post(message)

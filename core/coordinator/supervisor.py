@@ -92,7 +92,7 @@ class Supervisor:
     def member_joined(self, member: Member) -> None:
         """A newcomer that the route of now does without is spare; it counts when a plan is made next."""
         if self.state != "waiting":
-            member.state = "spare"
+            member.become("spare")
 
     def member_left(self, member: Member) -> None:
         if self._route is not None:
@@ -112,8 +112,8 @@ class Supervisor:
         missing = self._settings.min_nodes - len(members)
         if missing > 0:
             raise PlanError(
-                f"waiting for {missing} more node{'s' if missing > 1 else ''}",
-                f"{self._settings.min_nodes} needed, {len(members)} here",
+                f"{missing} more node{'s' if missing > 1 else ''} must join",
+                f"{self._settings.min_nodes} are needed, {len(members)} here",
             )
         candidates = [self._candidate(member) for member in members]
         request = plan_request(
@@ -147,7 +147,8 @@ class Supervisor:
     async def _release(self, spare: Iterable[Member]) -> None:
         for member in spare:
             if member.state != "failed":
-                member.state, member.layers, member.weight_bytes = "spare", None, 0
+                member.become("spare")
+                member.layers, member.weight_bytes = None, 0
             try:
                 await member.link.send(Release(self.epoch))
             except ChannelClosed:
@@ -162,7 +163,7 @@ class Supervisor:
         self._route = None
         for member in self._members.all():
             if member.state != "failed":
-                member.state = "idle"
+                member.become("idle")
 
     def _become(self, state: str, detail: str) -> None:
         self.state, self.detail = state, detail

@@ -56,7 +56,10 @@ class Generation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One member. `layers` is [start, end) or None; memory in bytes; `link` says how its upstream reaches it."""
+    """One member. `layers` is [start, end) or None; memory in bytes; `link` says how its upstream reaches it.
+
+    `progress` is (bytes done, bytes in all) while it downloads or loads, as `detail` says.
+    """
 
     node_id: str
     hostname: str
@@ -70,15 +73,20 @@ class NodeStatus:
     free_memory: int
     link: str
     detail: str
+    progress: tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """The cluster at one moment. `state` is waiting, loading, proving or ready; `detail` says what it waits for."""
+    """The cluster at one moment. `state` is waiting, loading or ready; `detail` says what it waits for.
+
+    `progress` is (bytes done, bytes in all) while the coordinator downloads or loads its own share.
+    """
 
     model: str
     state: str
     detail: str
+    progress: tuple[int, int] | None
     required_nodes: int
     ready_nodes: int
     route_epoch: int

@@ -37,7 +37,7 @@ class Activity:
     state: str = "connecting"
     detail: str = ""
     layers: range | None = None
-    progress: tuple[str, int, int] | None = None
+    progress: tuple[int, int] | None = None
     on_change: Callable[[Activity], None] = field(default=lambda _: None)
 
     def become(self, state: str, detail: str = "", layers: range | None = None) -> None:
@@ -46,7 +46,7 @@ class Activity:
 
     def advance(self, phase: str, done: int, total: int) -> None:
         """Bytes done and in all of the phase `download` or `load`."""
-        self.progress = (phase, done, total)
+        self.detail, self.progress = phase, (done, total)
         self.on_change(self)
 
 

@@ -48,6 +48,7 @@ class FakeEngine:
             model=self.served_model,
             state=self.state,
             detail="waiting for two nodes",
+            progress=None,
             required_nodes=3,
             ready_nodes=1,
             route_epoch=1,
