@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch
 import trio
 
-from core.errors import ChannelClosed, CoreError, ProtocolError
+from core.errors import ChannelClosed, CoreError, ProtocolError, StageError
 from core.interfaces.dtypes import DType
 from core.link import Link
 from core.node.peers import dial_upstream
@@ -39,7 +41,8 @@ from core.runtime.stage import Stage
 _INBOX = 1024
 """More batches than a coordinator ever has in flight."""
 _STATE_SECONDS = 0.25
-RunT = TypeVar("RunT", bound=Run)
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,7 @@ class Epoch:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._forward, reports)
             try:
-                loaded = await node.compute.run(loader.load)
+                loaded = await self._compute(loader.load)
             except trio.Cancelled:
                 loader.abort()
                 raise
@@ -187,7 +190,7 @@ class Epoch:
     async def _run_batch(self, packet: Packet, batch: Run, stage: Stage) -> None:
         last = self.assignment.is_last
         try:
-            hidden, elapsed_us, usage = await self._node.compute.run(_compute, stage, batch, self._wire, last)
+            hidden, elapsed_us, usage = await self._compute(_run_stage, stage, batch, self._wire, last)
         except CoreError as error:
             failure = InferenceError(
                 batch.epoch, self._node.node_id, self.layers.start, self.layers.stop, str(error)[:4096]
@@ -201,6 +204,16 @@ class Epoch:
         else:
             onward = msgspec.structs.replace(batch, hidden=hidden, compute_us=compute_us)
             await self._hand_on(Packet(onward, packet.request_id))
+
+    async def _compute(self, call: Callable[..., T], *args: Any) -> T:
+        """In the compute thread. Torch and plugins may raise anything there: one load or batch fails, not the node."""
+        try:
+            return await self._node.compute.run(call, *args)
+        except CoreError:
+            raise
+        except Exception as error:
+            _log.exception("layers [%d, %d) failed", self.layers.start, self.layers.stop)
+            raise StageError(f"{type(error).__name__} on {self._node.device}", str(error)) from error
 
     async def _hand_on(self, packet: Packet) -> None:
         """To the next stage: over its own link, or by the coordinator. A lost neighbour is reported elsewhere."""
@@ -226,7 +239,7 @@ class Epoch:
             await trio.sleep(_STATE_SECONDS)
 
 
-def _compute(stage: Stage, batch: Run, wire: torch.dtype, last: bool) -> tuple[Tensor, int, _Usage]:
+def _run_stage(stage: Stage, batch: Run, wire: torch.dtype, last: bool) -> tuple[Tensor, int, _Usage]:
     started = time.perf_counter_ns()
     result = stage.run(from_wire(batch.hidden), batch.segments, outputs_only=last)
     hidden = to_wire(result, wire)
