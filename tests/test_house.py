@@ -44,6 +44,7 @@ ROOMS = {
     "protocol/tensors.py": Room.of(f"{SEAMS} protocol", "msgspec torch"),
     "link.py": Room.of(f"{SEAMS} protocol", "trio"),
     "blocks.py": Room.of(f"{SEAMS} runtime", "torch"),
+    "hub.py": Room.of(SEAMS, "huggingface_hub"),
     "runtime": Room.of(f"{SEAMS} plugins runtime", "jinja2 numpy outcome psutil torch transformers trio"),
     "gateway": Room.of(f"{SEAMS} gateway core", "litestar msgspec trio uvicorn"),
     "coordinator": Room.of(f"{SEAMS} coordinator link plugins protocol runtime core", "msgspec psutil torch trio"),
@@ -51,7 +52,7 @@ ROOMS = {
     "cli": Room(ANY, ANY),
     "testing": Room(ANY, ANY),
 }
-PLUGIN_SURFACE = {"core", "core.blocks", "core.errors"}
+PLUGIN_SURFACE = {"core", "core.blocks", "core.hub", "core.errors"}
 SINGLE_HOMES = {
     "litestar": ("core/gateway/", "core/testing/"),
     "uvicorn": ("core/gateway/", "core/testing/"),

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from core import Checkpoint, CheckpointError, CheckpointFormat, Progress, Source, TensorInfo
 from core_plugin_safetensors.files import Directory, Files
 from core_plugin_safetensors.header import damaged, read_json
-from core_plugin_safetensors.hub import Repository
+from core_plugin_safetensors.hub import HubFiles
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ class SafetensorsFormat(CheckpointFormat):
     def open(self, source: Source) -> Checkpoint:
         if source.path is not None:
             return SafetensorsCheckpoint(Directory(source.path), source.trust_remote_code)
-        files = Repository(source.model, CONFIG, source.revision, source.cache_dir)
+        files = HubFiles(source.model, CONFIG, source.revision, source.cache_dir)
         return SafetensorsCheckpoint(files, source.trust_remote_code)
 
 

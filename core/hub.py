@@ -1,0 +1,237 @@
+"""One revision of a repository of the Hugging Face hub, for the authors of checkpoint formats.
+
+Files come through huggingface_hub: with its cache, its token and its endpoint, from wherever the user keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import (
+    HfFileMetadata,
+    get_hf_file_metadata,
+    get_session,
+    hf_hub_download,
+    hf_hub_url,
+    hf_raise_for_status,
+    try_to_load_from_cache,
+)
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.errors import HTTPError as NetworkError  # type: ignore[attr-defined]
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+from huggingface_hub.utils.tqdm import tqdm
+
+from core.errors import CheckpointError, CoreError
+from core.interfaces.checkpoint import Progress
+
+LOG_IN = "log in with `hf auth login`"
+
+
+class Repository:
+    """Pinned to the commit that `revision` names when it is opened, so that all files are of one state.
+
+    Opening asks the hub for `anchor`, a file that has to be there; where the hub can't be asked, what is in the cache
+    is all that there is. Every method raises CheckpointError in words for people.
+    """
+
+    def __init__(self, repo_id: str, anchor: str, revision: str | None, cache_dir: Path | None) -> None:
+        self.repo_id = repo_id
+        self.cache_dir = cache_dir
+        self._anchor = anchor
+        self._revision = revision
+        self.offline = False
+        self.commit = self._resolve()
+
+    def __str__(self) -> str:
+        return f"{self.repo_id} at {self._revision}" if self._revision else self.repo_id
+
+    def has(self, name: str) -> bool:
+        if name == self._anchor or self.cached(name) is not None:
+            return True
+        if self.offline:
+            return False
+        with self.translated(name):
+            try:
+                self._ask(name, self.commit)
+            except EntryNotFoundError:
+                return False
+        return True
+
+    def cached(self, name: str) -> Path | None:
+        """The file, where it is in the cache already."""
+        return self._cached(name, self.commit)
+
+    def size(self, name: str) -> int:
+        """In bytes, asked of the hub where the file isn't cached."""
+        cached = self.cached(name)
+        if cached is not None:
+            return cached.stat().st_size
+        with self.translated(name):
+            return self._ask(name, self.commit).size or 0
+
+    def path(self, name: str) -> Path:
+        """The file on this machine, downloaded where it isn't in the cache."""
+        return self._download(name, lambda nbytes: None)
+
+    def fetch(self, names: Collection[str], progress: Progress | None = None) -> None:
+        """Downloads what isn't in the cache. `progress` counts the bytes of all `names`, and may be called from a
+        thread of the downloader."""
+        sizes = {name: self.size(name) for name in names}
+        total, done = sum(sizes.values()), 0
+
+        def report(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            if progress is not None:
+                progress(min(done, total), total)
+
+        for name, size in sizes.items():
+            before = done
+            self._download(name, report)
+            report(before + size - done)
+
+    def peek(self, name: str, start: int, nbytes: int) -> bytes:
+        """Some bytes of a file, fewer where it ends before; the rest isn't downloaded."""
+        cached = self.cached(name)
+        with self.translated(name):
+            return self._part_on_hub(name, start, nbytes) if cached is None else _part(cached, start, nbytes)
+
+    def missing(self, name: str) -> CheckpointError:
+        if self.offline:
+            return _unreachable(f"{name} of {self}")
+        return CheckpointError(f"{self} has no {name}", hint="check its name, or use another repository")
+
+    @contextmanager
+    def translated(self, name: str) -> Iterator[None]:
+        """Says in words for people what goes wrong with the file `name` in calls of huggingface_hub."""
+        try:
+            yield
+        except CoreError:
+            raise
+        # Beside its own errors, the client lets through those of whichever library moves the bytes.
+        except Exception as error:
+            raise self._error(name, error) from error
+
+    def _resolve(self) -> str:
+        with self.translated(self._anchor):
+            try:
+                return str(self._ask(self._anchor, self._revision).commit_hash)
+            except EntryNotFoundError:
+                raise
+            except Exception:
+                cached = self._cached(self._anchor, self._revision)
+                if cached is None:
+                    raise
+                self.offline = True
+                return cached.parents[self._anchor.count("/")].name
+
+    def _cached(self, name: str, revision: str | None) -> Path | None:
+        found = try_to_load_from_cache(self.repo_id, name, cache_dir=self.cache_dir, revision=revision)
+        return Path(found) if isinstance(found, str) else None
+
+    def _ask(self, name: str, revision: str | None) -> HfFileMetadata:
+        return get_hf_file_metadata(hf_hub_url(self.repo_id, name, revision=revision))
+
+    def _part_on_hub(self, name: str, start: int, nbytes: int) -> bytes:
+        url = hf_hub_url(self.repo_id, name, revision=self.commit)
+        headers = {**build_hf_headers(), "Range": f"bytes={start}-{start + nbytes - 1}"}
+        received = bytearray()
+        with get_session().stream("GET", url, headers=headers) as response:
+            hf_raise_for_status(response)
+            if response.status_code != 206:
+                raise CheckpointError(f"{name} of {self} can't be read in parts", hint="download it, and give its path")
+            for chunk in response.iter_bytes():
+                received += chunk
+                if len(received) >= nbytes:
+                    break
+        return bytes(received[:nbytes])
+
+    def _download(self, name: str, report: Callable[[int], None]) -> Path:
+        """The anchor goes by the revision's own name, by which it is then found again in the cache."""
+        cached = self.cached(name)
+        if cached is not None:
+            return cached
+        with self.translated(name):
+            path = hf_hub_download(
+                self.repo_id,
+                name,
+                revision=self._revision if name == self._anchor else self.commit,
+                cache_dir=self.cache_dir,
+                local_files_only=self.offline,
+                tqdm_class=_bar(report),
+            )
+        if self.commit not in Path(path).parts:
+            raise CheckpointError(f"{self} has changed while it was read", hint="try again")
+        return Path(path)
+
+    def _error(self, name: str, error: Exception) -> CheckpointError:
+        file = f"{name} of {self}"
+        if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, HfHubHTTPError):
+            error = error.__cause__
+        match error:
+            case GatedRepoError():
+                title, why = f"{self} is gated", "its owner decides who may have it"
+                hint = f"ask on its page, then {LOG_IN}"
+            case RepositoryNotFoundError():
+                title, why = f"there is no {self.repo_id}, neither here nor on the hub", "or it is private"
+                hint = f"check its name; where it is private, {LOG_IN}"
+            case RevisionNotFoundError():
+                title, why = f"{self.repo_id} has no revision {self._revision or self.commit}", ""
+                hint = "check its name"
+            case LocalEntryNotFoundError() | OfflineModeIsEnabled():
+                return _unreachable(file)
+            case EntryNotFoundError():
+                return self.missing(name)
+            case HfHubHTTPError() if error.response.status_code in (401, 403):
+                title, why, hint = f"the hub refuses {file}", error.server_message or "", LOG_IN
+            case HfHubHTTPError():
+                title, why, hint = f"the hub fails on {file}", f"it answers {error.response.status_code}", "try later"
+            case NetworkError():
+                return _unreachable(file)
+            case OSError():
+                title, why, hint = f"{file} can't be kept in the cache or read from it", str(error), "check the disk"
+            case _:
+                title, why, hint = f"{file} can't be fetched", f"{type(error).__name__}: {error}", "try again"
+        return CheckpointError(title, why, hint)
+
+
+def _part(path: Path, start: int, nbytes: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(nbytes)
+
+
+def _unreachable(file: str) -> CheckpointError:
+    return CheckpointError(
+        f"{file} is not in the cache", "and the hub can't be reached", "connect to the internet, or give a local path"
+    )
+
+
+def _bar(report: Callable[[int], None]) -> type[tqdm]:
+    """A progress bar that shows nothing and reports what is written to disk."""
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> None:
+            report(int(n or 0))
+
+        def update_transfer(self, n: float) -> None:
+            """Bytes on the network, which reach the disk later."""
+
+        def set_transfer_postfix_str(self, *args: Any, **options: Any) -> None:
+            """The network's speed."""
+
+    return Bar
