@@ -157,6 +157,12 @@ class PluginHost:
         for checkpoint_format in self.checkpoint_formats.values():
             if checkpoint_format.recognises(source):
                 return checkpoint_format.open(source)
+        if source.path is None and _looks_like_a_path(source.model):
+            raise CheckpointError(
+                f"there is no file or directory {source.model}",
+                broken_causes(self.broken),
+                "check the path, or give a Hugging Face repo id",
+            )
         raise CheckpointError(
             f"{source.model!r} is no model that can be read here",
             broken_causes(self.broken),
@@ -172,6 +178,10 @@ _HOOKS: dict[str, tuple[str, type[Any]]] = {
     "core_planners": ("planner", Planner),
     "core_checkpoint_formats": ("checkpoint format", CheckpointFormat),
 }
+
+
+def _looks_like_a_path(model: str) -> bool:
+    return model.startswith(("/", ".", "~")) or model.endswith(".gguf")
 
 
 def _built_ins_first(entry: EntryPoint) -> tuple[bool, str]:

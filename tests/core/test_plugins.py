@@ -301,6 +301,18 @@ def test_asking_for_what_a_broken_plugin_may_have_added_says_why_it_is_missing(l
     assert "no licence" in no_format.value.message
 
 
+@pytest.mark.parametrize("model", ["models/none.gguf", "/nope", "./x", "../x", "~/none"])
+def test_a_path_that_does_not_exist_is_said_not_to(model: str) -> None:
+    with pytest.raises(CheckpointError, match=f"there is no file or directory {model}.*check the path"):
+        PluginHost().open_checkpoint(Source(model))
+
+
+@pytest.mark.parametrize("model", ["name", "owner/name/other", "."])
+def test_what_is_no_path_or_one_that_exists_is_no_model(model: str) -> None:
+    with pytest.raises(CheckpointError, match=r"is no model that can be read here.*a file or a Hugging Face repo id"):
+        PluginHost().open_checkpoint(Source(model))
+
+
 def test_an_architecture_is_found_by_any_of_its_model_types() -> None:
     host = PluginHost()
     host.register(plugin(core_architectures=[Family]), "good")
