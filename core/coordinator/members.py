@@ -69,10 +69,17 @@ class Member:
         self._mail.close()
 
     def lost(self, reason: str) -> RouteError:
-        """What a session is told whose route broke at this member."""
+        """What a session is told whose route broke because this member is gone."""
+        return self._failure("node {} was lost", reason)
+
+    def cut_off(self, reason: str) -> RouteError:
+        """What a session is told whose route broke between this member and a neighbour, both of which are there."""
+        return self._failure("the link of node {} to a neighbour was lost", reason)
+
+    def _failure(self, title: str, reason: str) -> RouteError:
         layers = f"[{self.layers.start}, {self.layers.stop})" if self.layers is not None else ""
         return RouteError(
-            f"node {self.node_id!r} was lost" + (f" with layers {layers}" if layers else ""),
+            title.format(repr(self.node_id)) + (f" with layers {layers}" if layers else ""),
             reason,
             "the cluster plans anew with the nodes that are left; send the request again",
             node=self.node_id,

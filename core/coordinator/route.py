@@ -15,6 +15,8 @@ from core.protocol.messages import ClearCache, HiddenState, InferenceError, Peer
 
 STEP_SECONDS = 120.0
 """The longest that one batch may take through all stages."""
+VERDICT_SECONDS = 1.5
+"""Whoever died is seen to be gone from here as well, at once or a heartbeat later than from its neighbour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +96,19 @@ class Route:
         if isinstance(message, InferenceError):
             self._answer(packet.request_id, error=_stage_error(message))
         elif isinstance(message, PeerLost):
-            self.fail(member.lost(message.reason))
+            await self._peer_lost(member, message.reason)
         elif isinstance(message, HiddenState) and index == len(self.hops) - 1:
             self._answer(packet.request_id, result=message)
         elif isinstance(message, (Run, ClearCache)) and index < len(self.hops) - 1:
             await self._relay(self.hops[index + 1].member, packet)
         else:
             raise ProtocolError(f"node {member.node_id!r} sent a {message.TYPE} that is not its to send")
+
+    async def _peer_lost(self, member: Member, reason: str) -> None:
+        """A link between two hops ends with either of them: the route's failure names the one that is gone."""
+        with trio.move_on_after(VERDICT_SECONDS):
+            await self.broken.wait()
+        self.fail(member.cut_off(reason))
 
     async def _enter(self, batch: Run, request_id: str) -> None:
         first = self.hops[0].member

@@ -62,7 +62,7 @@ class NodeServer:
                 await self._listen(member)
 
     async def _listen(self, member: Member) -> None:
-        reason = "it was replaced"
+        reason = ""
         try:
             while True:
                 await self._take(member, await member.link.receive())
@@ -72,6 +72,7 @@ class NodeServer:
             reason = str(error)
             await member.link.end_with(Error("protocol", reason[:4096]))
         finally:
+            reason = reason or member.gone_because or "the coordinator ends"
             _log.info("node %s left: %s", member.node_id, reason)
             self._members.remove(member, reason)
             self._traffic.member_left(member)
