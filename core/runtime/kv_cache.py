@@ -92,20 +92,29 @@ class CacheStore:
     def nbytes(self) -> int:
         return sum(cache.nbytes for cache in self._sessions.values())
 
-    def begin(self, segment: Segment) -> SessionCache:
-        """The cache that `segment` extends, truncated to its position.
+    def begin(self, segments: Sequence[Segment]) -> list[SessionCache]:
+        """The caches that `segments` extend, each truncated to its segment's position.
 
-        A segment at position 0 begins its session. Raises StageError for one that starts past the cache's end.
+        A segment at position 0 begins its session. Raises StageError, and touches no cache, where one starts past
+        its cache's end.
         """
+        for segment in segments:
+            self._refuse_gap(segment)
+        return [self._begin(segment) for segment in segments]
+
+    def _refuse_gap(self, segment: Segment) -> None:
         cache = self._sessions.get(segment.session)
-        if cache is None and segment.position == 0:
-            cache = self._sessions[segment.session] = SessionCache(self._layers)
         held = cache.length if cache is not None else 0
-        if cache is None or segment.position > held:
+        if segment.position > held:
             raise StageError(
                 f"session {segment.session} has {held} tokens cached",
                 f"a segment that starts at position {segment.position} leaves a gap",
             )
+
+    def _begin(self, segment: Segment) -> SessionCache:
+        cache = self._sessions.get(segment.session)
+        if cache is None:
+            cache = self._sessions[segment.session] = SessionCache(self._layers)
         cache.length = segment.position
         return cache
 
@@ -132,10 +141,10 @@ class SegmentBatch:
     def __init__(self, segments: Sequence[Segment], store: CacheStore, device: torch.device) -> None:
         self._parts: list[_Part] = []
         positions: list[int] = []
-        for segment in segments:
+        for segment, cache in zip(segments, store.begin(segments), strict=True):
             first = len(positions)
             positions.extend(range(segment.position, segment.position + segment.rows))
-            self._parts.append(_Part(slice(first, len(positions)), segment.position, store.begin(segment)))
+            self._parts.append(_Part(slice(first, len(positions)), segment.position, cache))
         self.positions = torch.tensor(positions, dtype=torch.int64, device=device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
