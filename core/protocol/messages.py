@@ -47,6 +47,10 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     rows: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
     outputs: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
 
+    def __post_init__(self) -> None:
+        if self.outputs > self.rows:
+            raise ValueError(f"{self.outputs} outputs of {self.rows} rows")
+
 
 class Device(msgspec.Struct, frozen=True):
     """A device of a node; memory in bytes, None where the platform doesn't tell."""

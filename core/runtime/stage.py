@@ -52,7 +52,7 @@ class Stage:
         # torch runs out of memory, and a plugin's layers may raise anything: this batch fails, the stage goes on.
         except Exception as error:
             title = f"{self._name()} could not compute the batch"
-            raise StageError(title, f"on {self.device}: {error or type(error).__name__}") from error
+            raise StageError(title, f"on {self.device}: {str(error) or type(error).__name__}") from error
 
     def _name(self) -> str:
         return f"layers [{self.layers.start}, {self.layers.stop})"

@@ -286,7 +286,9 @@ def test_a_tensor_that_contradicts_itself_is_refused(changes: dict[str, Any]) ->
         Decoder().feed(frame("RUN_PREFILL", run_payload(**changes)))
 
 
-@pytest.mark.parametrize("segments", [[], [[1, 0, 0, 0]], [[1, -1, 1, 1]], [[1, 0, 1]], [1, 0, 1, 1]], ids=repr)
+@pytest.mark.parametrize(
+    "segments", [[], [[1, 0, 0, 0]], [[1, -1, 1, 1]], [[1, 0, 1]], [1, 0, 1, 1], [[1, 0, 1, 2]]], ids=repr
+)
 def test_segments_are_checked(segments: list[Any]) -> None:
     with pytest.raises(ProtocolError):
         Decoder().feed(frame("RUN_DECODE", {**run_payload(), "segments": segments}))
