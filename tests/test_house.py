@@ -43,7 +43,7 @@ ROOMS = {
     "protocol": Room.of(f"{SEAMS} protocol", "msgpack msgspec"),
     "protocol/tensors.py": Room.of(f"{SEAMS} protocol", "msgspec torch"),
     "link.py": Room.of(f"{SEAMS} protocol", "trio"),
-    "blocks.py": Room.of(f"{SEAMS} runtime", "torch"),
+    "blocks": Room.of(f"{SEAMS} blocks runtime", "torch"),
     "hub.py": Room.of(SEAMS, "huggingface_hub"),
     "runtime": Room.of(f"{SEAMS} plugins runtime", "jinja2 numpy outcome psutil torch transformers trio"),
     "gateway": Room.of(f"{SEAMS} gateway core", "litestar msgspec trio uvicorn"),

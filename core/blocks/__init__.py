@@ -1,0 +1,33 @@
+"""Building blocks for the authors of architectures: decoder families that differ in a config, not in their shape.
+
+A family subclasses `DecoderArchitecture` and says in `shape` how its config reads. Attribute and tensor names are
+those of Hugging Face checkpoints. The residual stream keeps the dtype that it came in with; norms bring it to the
+compute dtype, which the weights have.
+"""
+
+from core.blocks.attention import Attention
+from core.blocks.config import head_dim, refuse_unless, required
+from core.blocks.decoder import DecoderArchitecture, DecoderLayer, DecoderStack
+from core.blocks.ends import DecoderEnds
+from core.blocks.linear import multiply
+from core.blocks.mlp import GatedMLP
+from core.blocks.norm import RMSNorm
+from core.blocks.rope import RotaryEmbedding, Rotation
+from core.blocks.shape import DecoderShape
+
+__all__ = [
+    "Attention",
+    "DecoderArchitecture",
+    "DecoderEnds",
+    "DecoderLayer",
+    "DecoderShape",
+    "DecoderStack",
+    "GatedMLP",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "Rotation",
+    "head_dim",
+    "multiply",
+    "refuse_unless",
+    "required",
+]

@@ -1,0 +1,19 @@
+"""The product that every linear layer computes."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from core.runtime.device import matmul_dtype
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [rows, in_features] times weight [out_features, in_features] transposed, in the dtype that both have.
+
+    Where a device's kernels for many rows are slow in that dtype, the product is computed in a wider one.
+    """
+    dtype = matmul_dtype(x.device, x.dtype, len(x))
+    if dtype is x.dtype:
+        return F.linear(x, weight, bias)
+    return F.linear(x.to(dtype), weight.to(dtype), bias.to(dtype) if bias is not None else None).to(x.dtype)
