@@ -31,8 +31,8 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _until_signalled(main: Callable[[], Awaitable[None]]) -> None:
-    async with trio.open_nursery() as nursery:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_on_signal, signals, nursery.cancel_scope)
             await main()
             nursery.cancel_scope.cancel()
