@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 
 
 class Coordinator:
-    """The Engine of core.interfaces.engine; `run` brings it to life. `node_port` is set once nodes can join."""
+    """The Engine of core.interfaces.engine; `run` brings it to life. `node_port` is set once nodes can join.
 
-    def __init__(self, settings: CoordinatorSettings) -> None:
+    `plugins` None: those that are installed.
+    """
+
+    def __init__(self, settings: CoordinatorSettings, plugins: PluginHost | None = None) -> None:
         self.served_model = settings.served_model_name
         self.created = int(time.time())
         self.node_port = 0
         self._settings = settings
+        self._plugins = plugins
         self._phase = "starting"
         self._progress: tuple[int, int] | None = None
         self._live: Live | None = None
@@ -36,7 +40,7 @@ class Coordinator:
 
         Raises ConfigError, CheckpointError or PluginError for a model or an option that can't be had.
         """
-        plugins = await trio.to_thread.run_sync(PluginHost.installed)
+        plugins = self._plugins or await trio.to_thread.run_sync(PluginHost.installed)
         live_module = await trio.to_thread.run_sync(importlib.import_module, "core.coordinator.live")
         live: Live = live_module.Live(self._settings, plugins, self._note)
         try:

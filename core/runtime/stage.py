@@ -34,28 +34,17 @@ class Stage:
         """[rows of all segments, hidden_size], any dtype and device -> the rows after the last layer, on the device.
 
         With `outputs_only` just the rows that the segments want back. Raises StageError for rows that don't match
-        the segments, a gap in a session's positions, hidden states that are not finite, or what else the layers raise.
+        the segments, a gap in a session's positions, or hidden states that are not finite.
         """
         rows = sum(segment.rows for segment in segments)
         if len(hidden) != rows:
             raise StageError(f"a batch has {len(hidden)} rows", f"its segments count {rows}")
         batch = SegmentBatch(segments, self.caches, self.device)
         arrived = hidden.to(self.device, self._residual_dtype)
-        result = self._compute(arrived, batch)
+        result = self._stack(arrived, batch)
         self._refuse_non_finite(arrived, result)
         batch.commit()
         return result[_output_rows(segments)] if outputs_only else result
-
-    def _compute(self, arrived: Tensor, batch: SegmentBatch) -> Tensor:
-        try:
-            return self._stack(arrived, batch)
-        # torch runs out of memory, and a plugin's layers may raise anything: this batch fails, the stage goes on.
-        except Exception as error:
-            title = f"{self._name()} could not compute the batch"
-            raise StageError(title, f"on {self.device}: {str(error) or type(error).__name__}") from error
-
-    def _name(self) -> str:
-        return f"layers [{self.layers.start}, {self.layers.stop})"
 
     def _refuse_non_finite(self, arrived: Tensor, result: Tensor) -> None:
         if torch.isfinite(result).all():
@@ -65,7 +54,7 @@ class Stage:
                 "the hidden states that arrived are not finite", "an earlier stage computed NaN or infinity"
             )
         raise StageError(
-            f"{self._name()} computed hidden states that are not finite",
+            f"layers [{self.layers.start}, {self.layers.stop}) computed hidden states that are not finite",
             f"on {self.device}",
             "the model may need --dtype bf16 or fp32, or the device's kernels are broken",
         )

@@ -80,6 +80,11 @@ class MemoryTransport(Transport):
 
 
 @dataclass(eq=False)
+class _Cable:
+    stalled: bool = False
+
+
+@dataclass(eq=False)
 class _Listener:
     host: str
     handler: Handler
@@ -94,6 +99,7 @@ class MemoryChannel(Channel):
     def __init__(
         self,
         listener: _Listener,
+        cable: _Cable,
         peer: str,
         local_host: str,
         outgoing: trio.MemorySendChannel[bytes],
@@ -102,6 +108,7 @@ class MemoryChannel(Channel):
         self.peer = peer
         self.local_host = local_host
         self._listener = listener
+        self._cable = cable
         self._outgoing = outgoing
         self._incoming = incoming
         self._ended = ""
@@ -113,7 +120,7 @@ class MemoryChannel(Channel):
             self.close(f"a message of {len(data)} bytes is larger than {MemoryTransport.max_message}")
         if self._ended:
             raise self._closed()
-        if self._listener.stalled:
+        if self._is_stalled():
             return
         try:
             await self._outgoing.send(data)
@@ -135,8 +142,15 @@ class MemoryChannel(Channel):
         self._ended = self._ended or reason
         self._listener.channels.discard(self)
         self._incoming.close()
-        if not self._listener.stalled:
+        if not self._is_stalled():
             self._outgoing.close()
+
+    def stall(self) -> None:
+        """Lets all messages of this one connection vanish from now on, both ways: nobody is told."""
+        self._cable.stalled = True
+
+    def _is_stalled(self) -> bool:
+        return self._cable.stalled or self._listener.stalled
 
     def _closed(self) -> ChannelClosed:
         return ChannelClosed(f"the connection to {self.peer} ended", self._ended or "it was closed by the peer")
@@ -146,9 +160,10 @@ def _connected(listener: _Listener, server: str, client: str, server_host: str) 
     """The client's and the server's end of a new connection."""
     to_server, from_client = trio.open_memory_channel[bytes](BUFFERED_MESSAGES)
     to_client, from_server = trio.open_memory_channel[bytes](BUFFERED_MESSAGES)
+    cable = _Cable()
     return (
-        MemoryChannel(listener, server, LOOPBACK, to_server, from_server),
-        MemoryChannel(listener, client, server_host, to_client, from_client),
+        MemoryChannel(listener, cable, server, LOOPBACK, to_server, from_server),
+        MemoryChannel(listener, cable, client, server_host, to_client, from_client),
     )
 
 

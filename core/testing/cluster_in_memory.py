@@ -1,0 +1,217 @@
+"""A cluster in one process, for logic tests: real coordinator, real nodes, no sockets, and faults on demand.
+
+async with memory_cluster(tiny_checkpoint(tmp_path), "a", "b") as cluster:
+    await cluster.ready()
+    assert await cluster.text("Hello", max_tokens=8)
+    cluster.machines["b"].sever()
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import trio
+
+from core.coordinator.coordinator import Coordinator
+from core.coordinator.settings import CoordinatorSettings
+from core.errors import ChannelClosed
+from core.interfaces.checkpoint import Source
+from core.interfaces.dtypes import DType
+from core.interfaces.engine import ClusterStatus, GenerationRequest
+from core.interfaces.transport import Channel, Handler, Transport
+from core.node.agent import run_node
+from core.node.settings import NodeSettings
+from core.node.state import Activity
+from core.plugins import PluginHost
+from core.testing.transport import MemoryChannel, MemoryTransport
+
+POLL_SECONDS = 0.005
+NODE_MEMORY = 64 * 2**20
+"""What a node offers where the test does not say: a tiny model fits many times."""
+
+
+class Machine(Transport):
+    """One machine's place in a network: notes what it sends, and can be cut off from all others."""
+
+    name: ClassVar[str] = MemoryTransport.name
+    max_message: ClassVar[int] = MemoryTransport.max_message
+
+    def __init__(self, network: MemoryTransport) -> None:
+        self.sent: list[bytes] = []
+        """Every message that left this machine, in order, whatever the connection."""
+        self.port = 0
+        """What it listens on: nodes, the neighbour in the route; the coordinator, all nodes."""
+        self._network = network
+        self._unplugged = False
+        self._channels: set[_NotedChannel] = set()
+
+    async def listen(
+        self, host: str, port: int, handler: Handler, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        async def serve(channel: Channel) -> None:
+            with self._noted(channel) as noted:
+                await handler(noted)
+
+        await self._network.listen(host, port, serve, task_status=_PortNoted(self, task_status))
+
+    @asynccontextmanager
+    async def dial(self, host: str, port: int, *, timeout: float) -> AsyncIterator[Channel]:
+        if self._unplugged:
+            await trio.sleep(timeout)
+            raise ChannelClosed(f"no connection to {host}:{port}", "it timed out: nothing answered")
+        async with self._network.dial(host, port, timeout=timeout) as channel:
+            with self._noted(channel) as noted:
+                yield noted
+
+    def sever(self) -> None:
+        """Breaks all its connections at once, as when its process is killed. It can make new ones."""
+        for channel in list(self._channels):
+            channel.inner.close("it broke off without a goodbye")
+
+    def unplug(self) -> None:
+        """Lets all messages to and from it vanish from now on; nobody is told."""
+        self._unplugged = True
+        for channel in self._channels:
+            channel.inner.stall()
+        if self.port:
+            self._network.stall(self.port)
+
+    def _noted(self, channel: Channel) -> _NotedChannel:
+        assert isinstance(channel, MemoryChannel)
+        return _NotedChannel(channel, self.sent, self._channels)
+
+
+class _NotedChannel(Channel):
+    def __init__(self, inner: MemoryChannel, sent: list[bytes], open_ones: set[_NotedChannel]) -> None:
+        self.inner = inner
+        self.peer = inner.peer
+        self.local_host = inner.local_host
+        self._sent = sent
+        self._open_ones = open_ones
+
+    def __enter__(self) -> _NotedChannel:
+        self._open_ones.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open_ones.discard(self)
+
+    async def send(self, data: bytes) -> None:
+        self._sent.append(data)
+        await self.inner.send(data)
+
+    async def receive(self) -> bytes:
+        return await self.inner.receive()
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+class _PortNoted(trio.TaskStatus[int]):
+    def __init__(self, machine: Machine, told: trio.TaskStatus[int]) -> None:
+        self._machine = machine
+        self._told = told
+
+    def started(self, value: int | None = None) -> None:
+        assert value is not None
+        self._machine.port = value
+        self._told.started(value)
+
+
+@dataclass(slots=True)
+class MemoryCluster:
+    """Made by `memory_cluster`."""
+
+    coordinator: Coordinator
+    network: MemoryTransport
+    machine: Machine
+    """The coordinator's own."""
+    machines: dict[str, Machine] = field(default_factory=dict)
+    """The nodes', by id; of nodes with one id the last."""
+    _nursery: trio.Nursery | None = None
+    _scopes: dict[str, trio.CancelScope] = field(default_factory=dict)
+
+    async def start_node(
+        self, node_id: str, *, max_memory: int | None = NODE_MEMORY, machine: Machine | None = None
+    ) -> None:
+        """Starts a node, and returns once one of that id has joined."""
+        assert self._nursery is not None
+        self.machines[node_id] = machine or Machine(self.network)
+        self._scopes[node_id] = trio.CancelScope()
+        settings = NodeSettings(
+            node_id=node_id,
+            cluster_port=self.coordinator.node_port,
+            device="cpu",
+            max_memory=max_memory,
+            threads=1,
+            transport=Machine.name,
+        )
+        self._nursery.start_soon(self._run_node, settings, self.machines[node_id], self._scopes[node_id])
+        await self.until(lambda status: any(node.node_id == node_id for node in status.nodes))
+
+    def stop_node(self, node_id: str) -> None:
+        """Ends a node for good: all its connections break off, and it makes no new ones."""
+        self.machines[node_id].sever()
+        self._scopes[node_id].cancel()
+
+    async def until(self, condition: Callable[[ClusterStatus], bool]) -> ClusterStatus:
+        """The first status that meets `condition`."""
+        while not condition(status := self.coordinator.status()):  # noqa: ASYNC110 (nothing tells of a change)
+            await trio.sleep(POLL_SECONDS)
+        return status
+
+    async def ready(self, *, after_epoch: int = 0) -> ClusterStatus:
+        """The status once a route later than `after_epoch` serves."""
+        return await self.until(lambda status: status.state == "ready" and status.route_epoch > after_epoch)
+
+    async def text(self, prompt: str | tuple[int, ...], max_tokens: int) -> str:
+        """A greedy completion."""
+        request = GenerationRequest(prompt, max_tokens=max_tokens, temperature=0)
+        async with self.coordinator.generate(request) as generation:
+            return "".join([delta.text async for delta in generation])
+
+    async def _run_node(self, settings: NodeSettings, machine: Machine, scope: trio.CancelScope) -> None:
+        with scope:
+            await run_node(settings, plugins_on(machine), Activity())
+
+
+def plugins_on(machine: Machine) -> PluginHost:
+    """All that is installed, and `machine` as the transport "memory"."""
+    plugins = PluginHost.installed()
+    plugins.transports.add(machine.name, machine)
+    return plugins
+
+
+@asynccontextmanager
+async def memory_cluster(
+    model: Path, *node_ids: str, dtype: DType = DType.FP32, **settings: Any
+) -> AsyncIterator[MemoryCluster]:
+    """A coordinator that serves `model`, and nodes, for the length of the block.
+
+    `settings` are more of `CoordinatorSettings`; without `min_nodes`, each of the nodes gets layers. It need not be
+    ready yet: see `MemoryCluster.ready`.
+    """
+    network = MemoryTransport()
+    machine = Machine(network)
+    asked = CoordinatorSettings(
+        source=Source(str(model)),
+        served_model_name="tiny",
+        node_port=0,
+        dtype=dtype,
+        device="cpu",
+        threads=1,
+        transport=machine.name,
+        **{"min_nodes": max(1, len(node_ids)), **settings},
+    )
+    coordinator = Coordinator(asked, plugins=plugins_on(machine))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(coordinator.run)
+        cluster = MemoryCluster(coordinator, network, machine, _nursery=nursery)
+        for node_id in node_ids:
+            await cluster.start_node(node_id)
+        yield cluster
+        nursery.cancel_scope.cancel()
