@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import mmap
 import re
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 import numpy as np
 
@@ -50,7 +49,7 @@ class GgufFormat(CheckpointFormat):
 class GgufCheckpoint(Checkpoint):
     def __init__(self, file: File) -> None:
         self._file = file
-        self._map: mmap.mmap | None = None
+        self._opened: BinaryIO | None = None
         header = read_head(file)
         metadata = Metadata(header.metadata, file.name)
         self._metadata_end = header.metadata_end
@@ -75,15 +74,15 @@ class GgufCheckpoint(Checkpoint):
         heads = self._interleaved_heads(name)
         if heads and stored.shape[0] % (2 * heads):
             raise CheckpointError(f"{name} of {self._file.name} has {stored.shape[0]} rows for {heads} heads")
-        return read_tensor(self._mapped(), name, stored, heads)
+        return read_tensor(self._open(), name, stored, heads)
 
     def tokenizer(self) -> Any:
         return load_tokenizer(self._file.peek(0, self._metadata_end), self._file.name)
 
     def close(self) -> None:
-        if self._map is not None:
-            self._map.close()
-            self._map = None
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
     def _find(self, name: str) -> StoredTensor:
         try:
@@ -98,11 +97,10 @@ class GgufCheckpoint(Checkpoint):
             return int(self.config["num_attention_heads"])
         return int(self.config["num_key_value_heads"]) if ".k_proj." in name else 0
 
-    def _mapped(self) -> mmap.mmap:
-        if self._map is None:
-            with self._file.bring().open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return self._map
+    def _open(self) -> BinaryIO:
+        if self._opened is None:
+            self._opened = self._file.bring().open("rb")
+        return self._opened
 
 
 def _rope_factors(file: File, header: Header) -> Factors | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from mmap import mmap
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -25,34 +25,50 @@ PLAIN = {
 ROWS_AT_ONCE = 1024
 """Bounds what dequantizing takes beside its result."""
 
-Bytes = npt.NDArray[np.uint8]
+
+def read_tensor(file: BinaryIO, name: str, stored: StoredTensor, interleaved_heads: int) -> Tensor:
+    """A tensor of its own memory. `interleaved_heads`: how many heads' halves are to be taken apart, or 0.
+
+    Raises CheckpointError for a type that can't be dequantized, and where the file ends too early.
+    """
+    tensor = _plain(file, stored) if stored.type in PLAIN else _dequantized(file, name, stored)
+    return _halves_apart(tensor, interleaved_heads) if interleaved_heads else tensor
 
 
-def read_tensor(file: mmap, name: str, stored: StoredTensor, interleaved_heads: int) -> Tensor:
-    """A tensor of its own memory. `interleaved_heads`: how many heads' halves are to be taken apart, or 0."""
-    packed = np.frombuffer(file, np.uint8, stored.nbytes, stored.start)
-    if interleaved_heads:
-        packed = _halves_apart(packed, interleaved_heads, stored.shape[0] // interleaved_heads)
-    if stored.type in PLAIN:
-        return torch.from_numpy(packed.copy()).view(PLAIN[stored.type]).reshape(stored.shape)
-    return _dequantized(packed.reshape(math.prod(stored.shape[:-1]), -1), name, stored)
-
-
-def _halves_apart(packed: Bytes, heads: int, head_dim: int) -> Bytes:
+def _halves_apart(tensor: Tensor, heads: int) -> Tensor:
     """llama.cpp rotates neighbouring rows of q and k, transformers a head's two halves: whole rows change places."""
-    return packed.reshape(heads, head_dim // 2, 2, -1).swapaxes(1, 2).reshape(-1)
+    return tensor.view(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
-def _dequantized(rows: Bytes, name: str, stored: StoredTensor) -> Tensor:
-    tensor = torch.empty(len(rows), stored.shape[-1])
+def _plain(file: BinaryIO, stored: StoredTensor) -> Tensor:
+    tensor = torch.empty(stored.shape, dtype=PLAIN[stored.type])
+    file.seek(stored.start)
+    _fill(file, tensor.view(-1).view(torch.uint8).numpy())
+    return tensor
+
+
+def _dequantized(file: BinaryIO, name: str, stored: StoredTensor) -> Tensor:
+    tensor = torch.empty(math.prod(stored.shape[:-1]), stored.shape[-1])
     values = tensor.numpy()
+    packed = np.empty((min(ROWS_AT_ONCE, len(values)), stored.nbytes // len(values)), np.uint8)
+    file.seek(stored.start)
     try:
-        for start in range(0, len(rows), ROWS_AT_ONCE):
-            part = slice(start, start + ROWS_AT_ONCE)
-            values[part] = dequantize(rows[part], stored.type)
+        for start in range(0, len(values), ROWS_AT_ONCE):
+            rows = packed[: len(values) - start]
+            _fill(file, rows.reshape(-1))
+            values[start : start + ROWS_AT_ONCE] = dequantize(rows, stored.type)
     except NotImplementedError as error:
         raise CheckpointError(
             f"{name} is stored as {stored.type.name}, which can't be dequantized",
             hint="use a file of another quantization, such as Q4_K_M or Q8_0",
         ) from error
     return tensor.reshape(stored.shape)
+
+
+def _fill(file: BinaryIO, buffer: npt.NDArray[np.uint8]) -> None:
+    try:
+        done = file.readinto(buffer)  # type: ignore[attr-defined]
+    except OSError as error:
+        raise CheckpointError(f"{file.name} can't be read", str(error)) from error
+    if done < buffer.nbytes:
+        raise CheckpointError(f"{file.name} was cut short while it was open", hint="load the model again")

@@ -8,11 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from safetensors import SafetensorError, safe_open
-
 from core import Checkpoint, CheckpointError, CheckpointFormat, Progress, Source, TensorInfo
 from core_plugin_safetensors.files import Directory, Files
-from core_plugin_safetensors.header import damaged, read_json
+from core_plugin_safetensors.header import StoredTensor, damaged, read_header, read_json
 from core_plugin_safetensors.hub import HubFiles
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ class SafetensorsCheckpoint(Checkpoint):
     def __init__(self, files: Files, trust_remote_code: bool) -> None:
         self._files = files
         self._trust_remote_code = trust_remote_code
-        self._handles: dict[str, Any] = {}
+        self._layouts: dict[str, Mapping[str, StoredTensor]] = {}
         if not files.has(CONFIG):
             raise files.missing(CONFIG)
         self.config = read_json(files.path(CONFIG))
@@ -72,18 +70,16 @@ class SafetensorsCheckpoint(Checkpoint):
         self._files.fetch(sorted({self._file(name) for name in names}), progress)
 
     def read(self, name: str) -> Tensor:
+        from core_plugin_safetensors.weights import read_tensor
+
         file = self._file(name)
-        try:
-            tensor: Tensor = self._open(file).get_tensor(name)
-        except (SafetensorError, OSError, ValueError) as error:
-            raise damaged(file, f"{name} can't be read from it: {error}") from error
-        if not tensor.is_floating_point() or tensor.itemsize < 2:
-            raise CheckpointError(
-                f"{name} is stored as {str(tensor.dtype).removeprefix('torch.')}",
-                "only 16-bit, 32-bit and 64-bit floating-point weights are read",
-                "use the unquantized checkpoint of this model",
-            )
-        return tensor
+        path = self._files.path(file)
+        if file not in self._layouts:
+            self._layouts[file] = read_header(path)
+        stored = self._layouts[file].get(name)
+        if stored is None:
+            raise damaged(file, f"{name} is not in it any more")
+        return read_tensor(path, name, stored)
 
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer
@@ -95,18 +91,13 @@ class SafetensorsCheckpoint(Checkpoint):
             raise CheckpointError(f"the tokenizer of {self._files} can't be loaded", str(error)) from error
 
     def close(self) -> None:
-        self._handles.clear()
+        self._layouts.clear()
 
     def _file(self, name: str) -> str:
         try:
             return self._file_of[name]
         except KeyError:
             raise CheckpointError(f"{self._files} has no tensor {name}") from None
-
-    def _open(self, file: str) -> Any:
-        if file not in self._handles:
-            self._handles[file] = safe_open(self._files.path(file), framework="pt", device="cpu")
-        return self._handles[file]
 
     def _indexed_tensors(self) -> dict[str, TensorInfo]:
         files = sorted(set(self._file_of.values()))

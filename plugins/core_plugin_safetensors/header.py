@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,14 @@ _SIZES |= dict.fromkeys(("F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL"), 1)
 """Bytes per value. A type that isn't here is taken at its word."""
 
 
-def read_header(path: Path) -> dict[str, TensorInfo]:
+@dataclass(frozen=True, slots=True)
+class StoredTensor(TensorInfo):
+    """A tensor of a local file: its bytes begin at `start`."""
+
+    start: int
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a local file, from its header alone. Raises CheckpointError where the two disagree."""
     try:
         size = path.stat().st_size
@@ -36,14 +44,18 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     if not isinstance(entries, dict):
         raise damaged(path.name, "its header is no table of tensors")
     entries.pop("__metadata__", None)
-    tensors = {name: _entry(path.name, name, entry) for name, entry in entries.items()}
+    tensors = {name: _entry(path.name, name, entry, 8 + length) for name, entry in entries.items()}
     check_extents(path.name, tensors.values(), size - 8 - length)
+    for name, tensor in tensors.items():
+        if tensor.start + tensor.nbytes > size:
+            raise damaged(path.name, f"{name} is said to lie behind its end")
     return tensors
 
 
-def _entry(file: str, name: str, entry: Any) -> TensorInfo:
+def _entry(file: str, name: str, entry: Any, data_start: int) -> StoredTensor:
     try:
-        return tensor_info(file, name, entry["dtype"], entry["shape"], entry["data_offsets"])
+        info = tensor_info(file, name, entry["dtype"], entry["shape"], entry["data_offsets"])
+        return StoredTensor(info.shape, info.dtype, info.nbytes, file, data_start + entry["data_offsets"][0])
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(file, f"its header's entry for {name} makes no sense") from error
 

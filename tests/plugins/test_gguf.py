@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -300,6 +301,18 @@ def test_tensor_types_that_are_not_read(tmp_path: Path) -> None:
     file.write_bytes(data[:at] + struct.pack("<I", gguf.GGMLQuantizationType.I8) + data[at + 4 :])
     with pytest.raises(CheckpointError, match=r"layers\.0\.self_attn\.v_proj\.weight is stored as I8"):
         opened(file).read("model.layers.0.self_attn.v_proj.weight")
+
+
+@pytest.mark.parametrize("quant", ["F16", "Q8_0"])
+def test_a_file_that_shrinks_while_it_is_open(tmp_path: Path, quant: str) -> None:
+    _, file = converted(tmp_path, quant)
+    checkpoint = opened(file)
+    tensor = checkpoint.read("model.layers.0.self_attn.v_proj.weight")
+    expected = tensor.clone()
+    os.truncate(file, 1000)
+    assert torch.equal(tensor, expected)
+    with pytest.raises(CheckpointError, match=r"tiny\.gguf was cut short"):
+        checkpoint.read("model.layers.1.self_attn.v_proj.weight")
 
 
 def test_tensor_that_is_not_there(tmp_path: Path) -> None:

@@ -122,6 +122,10 @@ def lying_offsets(path: Path) -> None:
     with_header(path, lambda header: header["model.norm.weight"].update(data_offsets=[0, 1 << 50]))
 
 
+def offsets_past_the_end(path: Path) -> None:
+    with_header(path, lambda header: header["model.norm.weight"].update(data_offsets=[1 << 50, (1 << 50) + 256]))
+
+
 def senseless_entry(path: Path) -> None:
     with_header(path, lambda header: header["model.norm.weight"].update(shape="wide"))
 
@@ -141,6 +145,7 @@ def entry_without_offsets(path: Path) -> None:
         list_header,
         lying_shape,
         lying_offsets,
+        offsets_past_the_end,
         senseless_entry,
         entry_without_offsets,
     ],
@@ -202,6 +207,14 @@ def test_a_file_that_shrinks_after_opening(tiny: Path) -> None:
     cut(tiny)
     with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
         checkpoint.read("model.norm.weight")
+
+
+def test_a_file_that_shrinks_after_reading(tiny: Path) -> None:
+    checkpoint = opened(tiny)
+    tensor = checkpoint.read("model.norm.weight")
+    expected = tensor.clone()
+    cut(tiny)
+    assert torch.equal(tensor, expected)
 
 
 def test_tensor_that_is_not_there(tiny: Path) -> None:

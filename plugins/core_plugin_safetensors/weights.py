@@ -1,0 +1,34 @@
+"""A stored tensor as torch's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from core import CheckpointError
+from core_plugin_safetensors.header import StoredTensor, damaged
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def read_tensor(path: Path, name: str, stored: StoredTensor) -> Tensor:
+    """A tensor of its own memory, into which it is read: a mapped file's pages would count beside it."""
+    dtype = DTYPES.get(stored.dtype)
+    if dtype is None:
+        raise CheckpointError(
+            f"{name} is stored as {stored.dtype}",
+            "only 16-bit, 32-bit and 64-bit floating-point weights are read",
+            "use the unquantized checkpoint of this model",
+        )
+    tensor = torch.empty(stored.shape, dtype=dtype)
+    try:
+        with path.open("rb") as file:
+            file.seek(stored.start)
+            done = file.readinto(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read", str(error)) from error
+    if done < stored.nbytes:
+        raise damaged(path.name, f"{name} ends behind its end")
+    return tensor
