@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -62,13 +62,10 @@ class StageWeights:
         return tensor
 
     def linear(self, *modules: str) -> Linear:
-        weights = [self._read(f"{module}.weight") for module in modules]
-        biases = [self._read(f"{module}.bias") for module in modules if f"{module}.bias" in self._specs]
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        weights.clear()
-        packed = self._quantizer.pack(
-            weight, torch.cat(biases) if biases else None, dtype=self._dtype, device=self._device
-        )
+        weight = self._stacked([f"{module}.weight" for module in modules])
+        biases = [f"{module}.bias" for module in modules if f"{module}.bias" in self._specs]
+        bias = self._stacked(biases) if biases else None
+        packed = self._quantizer.pack(weight, bias, dtype=self._dtype, device=self._device)
         self.nbytes += packed.nbytes
         return packed
 
@@ -76,6 +73,20 @@ class StageWeights:
         packed = self._quantizer.pack(weight, None, dtype=self._dtype, device=self._device)
         self.nbytes += tied_bytes(weight.nbytes, packed.nbytes)
         return packed
+
+    def _stacked(self, names: Sequence[str]) -> Tensor:
+        """The named tensors one below the other, in the widest of their dtypes; only one is held beside the result."""
+        if len(names) == 1:
+            return self._read(names[0])
+        stacked, row = torch.empty(0), 0
+        for name in names:
+            part = self._read(name)
+            if row == 0:
+                stacked = part.new_empty(sum(self._specs[each].shape[0] for each in names), *part.shape[1:])
+            stacked = stacked.to(torch.promote_types(stacked.dtype, part.dtype))
+            stacked[row : row + len(part)] = part
+            row += len(part)
+        return stacked
 
     def _read(self, name: str) -> Tensor:
         tensor = self._checkpoint.read(self._specs[name].name)
