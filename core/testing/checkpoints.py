@@ -48,6 +48,7 @@ def tiny_checkpoint(
     dtype: torch.dtype = torch.float32,
     shards: int = 1,
     max_position_embeddings: int = 512,
+    endless: bool = False,
 ) -> Path:
     """Saves a small random model with its tokenizer to `directory`, as Hugging Face would, and returns it.
 
@@ -58,7 +59,8 @@ def tiny_checkpoint(
 
     `vocab` is at least 259 (256 bytes and the three special tokens). `rope_scaling` is in the words of a
     config.json, without rope_theta. `attention_bias` is for llama; qwen2 has its biases in any case. With
-    `shards` above 1, tensors are spread in order over as many files, with an index.
+    `shards` above 1, tensors are spread in order over as many files, with an index. An `endless` one never prefers a
+    special token, so that greedy decoding ends at its bound alone.
     """
     import transformers
 
@@ -95,6 +97,8 @@ def tiny_checkpoint(
     weights = {
         name: _random_tensor(name, parameter.shape, generator).to(dtype) for name, parameter in model.named_parameters()
     }
+    if endless:
+        weights["model.embed_tokens.weight" if tied else "lm_head.weight"][tokenizer.all_special_ids] = 0
     _save_sharded(weights, directory, shards)
     return directory
 

@@ -93,3 +93,11 @@ def test_gguf_says_the_llama3_frequencies_as_factors(tmp_path: Path) -> None:
     assert torch.allclose(plain / factors, scaled, rtol=1e-5)
     assert factors[0] == 1
     assert factors[-1] == 8
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_endless_one_ends_at_the_bound_alone(tmp_path: Path, tied: bool) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_checkpoint(tmp_path, tied=tied, endless=True))
+    prompts = torch.randint(3, 320, (8, 5), generator=torch.Generator().manual_seed(0))
+    assert model.generate(prompts, max_new_tokens=64, do_sample=False).shape == (8, 69)
+    assert (model(prompts).logits.max(-1).values > 1).all()
