@@ -140,10 +140,16 @@ class PluginHost:
         return {registry.kind: registry for registry in registries}
 
     def architecture_of(self, config: Mapping[str, Any]) -> Architecture:
-        """The family that reads `config`'s model_type. Raises ConfigError saying which there are."""
+        """The family that names `config`'s model_type, or else one that recognises the config.
+
+        Raises ConfigError saying which there are.
+        """
         wanted = config.get("model_type")
         for architecture in self.architectures.values():
             if wanted in architecture.model_types:
+                return architecture
+        for architecture in self.architectures.values():
+            if architecture.recognises(config):
                 return architecture
         known = sorted(kind for a in self.architectures.values() for kind in a.model_types)
         raise ConfigError(

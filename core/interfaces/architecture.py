@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
+    from core.interfaces.checkpoint import TensorInfo
     from core.interfaces.quantizer import Linear
 
 
@@ -33,18 +35,29 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor that must be in the checkpoint; `packed` says that it is a linear weight, the quantizer's to pack."""
+    """A tensor that must be in the checkpoint; `packed` says that it is a linear weight, the quantizer's to pack.
+
+    `fp32` says that it is held in float32 whatever the compute dtype.
+    """
 
     name: str
     shape: tuple[int, ...]
     packed: bool = False
+    fp32: bool = False
 
 
 class Weights(Protocol):
     """Where an architecture gets its tensors from while it builds: read, checked, packed and placed one by one."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The compute dtype."""
+
+    @property
+    def device(self) -> torch.device: ...
+
     def tensor(self, name: str) -> Tensor:
-        """The named tensor on the stage's device in the compute dtype."""
+        """The named tensor on the stage's device in the compute dtype, or in float32 where its spec says so."""
 
     def linear(self, *modules: str) -> Linear:
         """The packed weight (and bias, where one is declared) of `modules`, fused along the output dimension."""
@@ -53,8 +66,36 @@ class Weights(Protocol):
         """A packed weight from a tensor that is held already, as a tied head's is."""
 
 
+class Held(Protocol):
+    """Something that an architecture keeps for a session."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held; they count as the session's cache."""
+
+
+class BatchSegment(Protocol):
+    """Consecutive rows of one session in a batch."""
+
+    @property
+    def rows(self) -> slice:
+        """Where in the batch they are."""
+
+    @property
+    def start(self) -> int:
+        """The position of the first one. What the session cached from there on is no longer true."""
+
+    @property
+    def state(self) -> dict[str, Held]:
+        """What the architecture keeps for this session on this stage: it lives and dies with the session's cache."""
+
+
 class Batch(Protocol):
     """The rows of one pass through a stage: segments of one or more sessions, with their KV caches."""
+
+    @property
+    def segments(self) -> Sequence[BatchSegment]:
+        """For an architecture that has caches of its own. Others use `attend`."""
 
     @property
     def positions(self) -> Tensor:
@@ -90,6 +131,14 @@ class Architecture(ABC):
     name: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]]
     """The values of a config's `model_type` that this family reads."""
+
+    def recognises(self, config: Mapping[str, Any]) -> bool:
+        """Whether it takes a config whose `model_type` no architecture names; cheap, and never an error."""
+        return False
+
+    def read_model(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelSpec:
+        """What `read_config` gives. An architecture that goes by the checkpoint's `tensors` too looks at them here."""
+        return self.read_config(config)
 
     @abstractmethod
     def read_config(self, config: Mapping[str, Any]) -> ModelSpec:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.errors import StageError
+from core.interfaces.architecture import Held
 from core.runtime.device import attention_dtype
 
 _BLOCK = 256
@@ -67,11 +68,12 @@ class SessionCache:
 
     def __init__(self, layers: range) -> None:
         self.layers = {layer: LayerCache() for layer in layers}
+        self.state: dict[str, Held] = {}
         self.length = 0
 
     @property
     def nbytes(self) -> int:
-        return sum(layer.nbytes for layer in self.layers.values())
+        return sum(held.nbytes for held in (*self.layers.values(), *self.state.values()))
 
 
 class CacheStore:
@@ -134,29 +136,33 @@ class _Part:
     start: int
     cache: SessionCache
 
+    @property
+    def state(self) -> dict[str, Held]:
+        return self.cache.state
+
 
 class SegmentBatch:
     """The Batch of core.interfaces.architecture, over the caches of one stage."""
 
     def __init__(self, segments: Sequence[Segment], store: CacheStore, device: torch.device) -> None:
-        self._parts: list[_Part] = []
+        self.segments: list[_Part] = []
         positions: list[int] = []
         for segment, cache in zip(segments, store.begin(segments), strict=True):
             first = len(positions)
             positions.extend(range(segment.position, segment.position + segment.rows))
-            self._parts.append(_Part(slice(first, len(positions)), segment.position, cache))
+            self.segments.append(_Part(slice(first, len(positions)), segment.position, cache))
         self.positions = torch.tensor(positions, dtype=torch.int64, device=device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
         outputs = []
-        for part in self._parts:
+        for part in self.segments:
             keys, values = part.cache.layers[layer].append(part.start, k[part.rows], v[part.rows])
             outputs.append(causal_attention(q[part.rows], keys, values, part.start, scale))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def commit(self) -> None:
         """Counts the rows as cached: called when every layer has them."""
-        for part in self._parts:
+        for part in self.segments:
             part.cache.length = part.start + part.rows.stop - part.rows.start
 
 

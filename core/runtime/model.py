@@ -52,7 +52,7 @@ class Model:
     def __init__(self, checkpoint: Checkpoint, architecture: Architecture) -> None:
         self.checkpoint = checkpoint
         self.architecture = architecture
-        self.spec: ModelSpec = architecture.read_config(checkpoint.config)
+        self.spec: ModelSpec = architecture.read_model(checkpoint.config, checkpoint.tensors)
         check_tensors(checkpoint, self._end_specs())
         for layer in range(self.spec.layers):
             check_tensors(checkpoint, self._layer_specs(layer))
@@ -131,7 +131,7 @@ def _held_bytes(specs: list[TensorSpec], precision: Precision) -> int:
             rows, columns = spec.shape
             held += precision.quantizer.packed_bytes((rows, columns), precision.compute)
         else:
-            size = precision.compute.itemsize
+            size = (DType.FP32 if spec.fp32 else precision.compute).itemsize
             for extent in spec.shape:
                 size *= extent
             held += size

@@ -49,15 +49,16 @@ class StageWeights:
         self._checkpoint = checkpoint
         self._specs = {spec.name: spec for spec in specs}
         self._quantizer = quantizer
-        self._dtype = dtype
-        self._device = device
+        self.dtype = dtype
+        self.device = device
         self._progress = progress
         self._total = sum(checkpoint.tensors[name].nbytes for name in self._specs)
         self.nbytes = 0
         self.read_bytes = 0
 
     def tensor(self, name: str) -> Tensor:
-        tensor = self._read(name).to(self._device, self._dtype)
+        dtype = torch.float32 if self._specs[name].fp32 else self.dtype
+        tensor = self._read(name).to(self.device, dtype)
         self.nbytes += tensor.nbytes
         return tensor
 
@@ -65,12 +66,12 @@ class StageWeights:
         weight = self._stacked([f"{module}.weight" for module in modules])
         biases = [f"{module}.bias" for module in modules if f"{module}.bias" in self._specs]
         bias = self._stacked(biases) if biases else None
-        packed = self._quantizer.pack(weight, bias, dtype=self._dtype, device=self._device)
+        packed = self._quantizer.pack(weight, bias, dtype=self.dtype, device=self.device)
         self.nbytes += packed.nbytes
         return packed
 
     def pack(self, weight: Tensor) -> Linear:
-        packed = self._quantizer.pack(weight, None, dtype=self._dtype, device=self._device)
+        packed = self._quantizer.pack(weight, None, dtype=self.dtype, device=self.device)
         self.nbytes += tied_bytes(weight.nbytes, packed.nbytes)
         return packed
 
