@@ -7,11 +7,11 @@ compute dtype, which the weights have.
 
 from core.blocks.attention import Attention
 from core.blocks.config import head_dim, refuse_unless, required
-from core.blocks.decoder import DecoderArchitecture, DecoderLayer, DecoderStack
+from core.blocks.decoder import DecoderArchitecture, DecoderLayer, DecoderStack, PostNormLayer
 from core.blocks.ends import DecoderEnds
-from core.blocks.linear import multiply
-from core.blocks.mlp import GatedMLP
-from core.blocks.norm import RMSNorm
+from core.blocks.linear import linear_tensors, multiply
+from core.blocks.mlp import GatedMLP, gelu_tanh
+from core.blocks.norm import RMSNorm, UnitOffsetRMSNorm
 from core.blocks.rope import RotaryEmbedding, Rotation
 from core.blocks.shape import DecoderShape
 
@@ -23,10 +23,14 @@ __all__ = [
     "DecoderShape",
     "DecoderStack",
     "GatedMLP",
+    "PostNormLayer",
     "RMSNorm",
     "RotaryEmbedding",
     "Rotation",
+    "UnitOffsetRMSNorm",
+    "gelu_tanh",
     "head_dim",
+    "linear_tensors",
     "multiply",
     "refuse_unless",
     "required",

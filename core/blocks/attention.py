@@ -2,27 +2,59 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from core.blocks.linear import linear_tensors
+from core.blocks.norm import RMSNorm
 from core.blocks.rope import Rotation
 from core.blocks.shape import DecoderShape
-from core.interfaces.architecture import Batch, Weights
+from core.interfaces.architecture import Batch, TensorSpec, Weights
 
 
 class Attention:
     """Causal self-attention with grouped keys and values; q, k and v come from one fused product."""
 
     def __init__(self, shape: DecoderShape, layer: int, weights: Weights) -> None:
-        prefix = f"model.layers.{layer}.self_attn"
-        self.qkv = weights.linear(f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj")
+        prefix = _prefix(layer)
+        qkv = ("qkv_proj",) if shape.fused_tensors else ("q_proj", "k_proj", "v_proj")
+        self.qkv = weights.linear(*(f"{prefix}.{name}" for name in qkv))
+        self.qk_norm = _qk_norm(shape, layer, weights) if shape.qk_norms else None
         self.out = weights.linear(f"{prefix}.o_proj")
         self.layer = layer
         self.head_dim = shape.head_dim
         self.heads, self.kv_heads = shape.heads, shape.kv_heads
-        self.scale = shape.head_dim**-0.5
+        self.scale = shape.attention_scale or shape.head_dim**-0.5
+        self.window, self.softcap = shape.window(layer), shape.attention_softcap
+
+    @staticmethod
+    def tensors(shape: DecoderShape, layer: int) -> tuple[TensorSpec, ...]:
+        prefix, hidden, bias = _prefix(layer), shape.hidden_size, shape.qkv_bias
+        q_rows, kv_rows = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        rows = {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows}
+        if shape.fused_tensors:
+            rows = {"qkv_proj": q_rows + 2 * kv_rows}
+        norms = ("q_norm", "k_norm") if shape.qk_norms else ()
+        return (
+            *(spec for name in rows for spec in linear_tensors(f"{prefix}.{name}", rows[name], hidden, bias)),
+            *(TensorSpec(f"{prefix}.{name}.weight", (shape.head_dim,)) for name in norms),
+            *linear_tensors(f"{prefix}.o_proj", hidden, q_rows, shape.output_bias),
+        )
 
     def __call__(self, x: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
         qkv = self.qkv(x).view(len(x), self.heads + 2 * self.kv_heads, self.head_dim)
-        qk = rotation(qkv[:, : self.heads + self.kv_heads])
-        q, k, v = qk[:, : self.heads], qk[:, self.heads :], qkv[:, self.heads + self.kv_heads :]
-        return self.out(batch.attend(self.layer, q, k, v, scale=self.scale).flatten(1))
+        qk, v = qkv[:, : self.heads + self.kv_heads], qkv[:, self.heads + self.kv_heads :]
+        qk = rotation(qk if self.qk_norm is None else self.qk_norm(qk))
+        q, k = qk[:, : self.heads], qk[:, self.heads :]
+        attended = batch.attend(self.layer, q, k, v, scale=self.scale, window=self.window, softcap=self.softcap)
+        return self.out(attended.flatten(1))
+
+
+def _qk_norm(shape: DecoderShape, layer: int, weights: Weights) -> RMSNorm:
+    """One norm for the heads of q and k, [heads + kv_heads, head_dim], with each its own weight."""
+    q, k = (weights.tensor(f"{_prefix(layer)}.{name}.weight") for name in ("q_norm", "k_norm"))
+    return shape.norm(torch.cat((q.expand(shape.heads, -1), k.expand(shape.kv_heads, -1))))
+
+
+def _prefix(layer: int) -> str:
+    return f"model.layers.{layer}.self_attn"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -12,48 +12,45 @@ from core.blocks.attention import Attention
 from core.blocks.config import required
 from core.blocks.ends import DecoderEnds
 from core.blocks.mlp import GatedMLP
-from core.blocks.norm import RMSNorm
-from core.blocks.rope import RotaryEmbedding, Rotation
+from core.blocks.rope import RotaryEmbedding, Rotation, context_length
 from core.blocks.shape import DecoderShape
 from core.interfaces.architecture import Architecture, Batch, Ends, LayerStack, ModelSpec, TensorSpec, Weights
 
 
 class DecoderArchitecture(Architecture):
-    """Pre-norm decoder with grouped-query attention, rotary embeddings and a gated MLP (as in Llama and Qwen2)."""
+    """Decoder with grouped-query attention, rotary embeddings, a gated MLP, and norms before or around both."""
+
+    tied_by_default: ClassVar[bool] = False
+    """Whether a config that does not speak of `tie_word_embeddings` means that the head is the embedding."""
 
     @abstractmethod
     def shape(self, config: Mapping[str, Any]) -> DecoderShape:
         """Raises ConfigError where the config asks for something that this family does not compute."""
 
+    def rotaries(self, config: Mapping[str, Any], head_dim: int) -> tuple[RotaryEmbedding, RotaryEmbedding]:
+        """Of the layers that see everything, and of those with a window. Raises ConfigError as `shape` does."""
+        rotary = RotaryEmbedding.from_config(config, head_dim)
+        return rotary, rotary
+
     def read_config(self, config: Mapping[str, Any]) -> ModelSpec:
         shape = self.shape(config)
-        RotaryEmbedding.from_config(config, shape.head_dim)
+        self.rotaries(config, shape.head_dim)
         return ModelSpec(
             architecture=self.name,
             layers=required(config, "num_hidden_layers"),
             hidden_size=shape.hidden_size,
             vocab_size=required(config, "vocab_size"),
-            context_length=required(config, "max_position_embeddings"),
+            context_length=context_length(config),
             kv_width=2 * shape.kv_heads * shape.head_dim,
-            tied_head=bool(config.get("tie_word_embeddings", False)),
+            tied_head=bool(config.get("tie_word_embeddings", self.tied_by_default)),
             config=config,
         )
 
     def layer_tensors(self, spec: ModelSpec, layer: int) -> tuple[TensorSpec, ...]:
-        shape, prefix = self.shape(spec.config), f"model.layers.{layer}"
-        hidden, inner = shape.hidden_size, shape.intermediate_size
-        q_rows, kv_rows = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        return (
-            TensorSpec(f"{prefix}.input_layernorm.weight", (hidden,)),
-            *_linear(f"{prefix}.self_attn.q_proj", q_rows, hidden, shape.qkv_bias),
-            *_linear(f"{prefix}.self_attn.k_proj", kv_rows, hidden, shape.qkv_bias),
-            *_linear(f"{prefix}.self_attn.v_proj", kv_rows, hidden, shape.qkv_bias),
-            *_linear(f"{prefix}.self_attn.o_proj", hidden, q_rows, shape.output_bias),
-            TensorSpec(f"{prefix}.post_attention_layernorm.weight", (hidden,)),
-            *_linear(f"{prefix}.mlp.gate_proj", inner, hidden, shape.mlp_bias),
-            *_linear(f"{prefix}.mlp.up_proj", inner, hidden, shape.mlp_bias),
-            *_linear(f"{prefix}.mlp.down_proj", hidden, inner, shape.mlp_bias),
-        )
+        shape = self.shape(spec.config)
+        names = PostNormLayer.NORMS if shape.post_norms else DecoderLayer.NORMS
+        norms = (TensorSpec(f"model.layers.{layer}.{name}.weight", (shape.hidden_size,)) for name in names)
+        return (*norms, *Attention.tensors(shape, layer), *GatedMLP.tensors(shape, layer))
 
     def end_tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         table = (spec.vocab_size, spec.hidden_size)
@@ -66,41 +63,60 @@ class DecoderArchitecture(Architecture):
 
     def build_layers(self, spec: ModelSpec, layers: range, weights: Weights) -> LayerStack:
         shape = self.shape(spec.config)
-        rotary = RotaryEmbedding.from_config(spec.config, shape.head_dim)
-        return DecoderStack([DecoderLayer(shape, layer, weights) for layer in layers], rotary)
+        full, sliding = self.rotaries(spec.config, shape.head_dim)
+        kind = PostNormLayer if shape.post_norms else DecoderLayer
+        built = [kind(shape, layer, weights) for layer in layers]
+        return DecoderStack(built, [full if shape.window(layer) is None else sliding for layer in layers])
 
     def build_ends(self, spec: ModelSpec, weights: Weights) -> Ends:
-        return DecoderEnds(spec, self.shape(spec.config).norm_eps, weights)
+        return DecoderEnds(spec, self.shape(spec.config), weights)
 
 
 class DecoderLayer:
+    """Attention, then an MLP; each reads a normalized residual stream and adds to it."""
+
+    NORMS: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+
     def __init__(self, shape: DecoderShape, layer: int, weights: Weights) -> None:
-        prefix = f"model.layers.{layer}"
-        self.input_norm = RMSNorm(weights.tensor(f"{prefix}.input_layernorm.weight"), shape.norm_eps)
+        self.norms = [shape.norm(weights.tensor(f"model.layers.{layer}.{name}.weight")) for name in self.NORMS]
         self.attention = Attention(shape, layer, weights)
-        self.post_norm = RMSNorm(weights.tensor(f"{prefix}.post_attention_layernorm.weight"), shape.norm_eps)
-        self.mlp = GatedMLP(layer, weights)
+        self.mlp = GatedMLP(shape, layer, weights)
 
     def __call__(self, hidden: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
-        hidden = hidden + self.attention(self.input_norm(hidden), rotation, batch)
-        return hidden + self.mlp(self.post_norm(hidden))
+        before_attention, before_mlp = self.norms
+        hidden = hidden + self.attention(before_attention(hidden), rotation, batch)
+        return hidden + self.mlp(before_mlp(hidden))
+
+
+class PostNormLayer(DecoderLayer):
+    """A DecoderLayer that normalizes what it adds to the residual stream, too."""
+
+    NORMS = (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    )
+
+    def __call__(self, hidden: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
+        before_attention, after_attention, before_mlp, after_mlp = self.norms
+        hidden = hidden + after_attention(self.attention(before_attention(hidden), rotation, batch))
+        return hidden + after_mlp(self.mlp(before_mlp(hidden)))
 
 
 class DecoderStack:
-    """A layer range of a DecoderArchitecture: the rotation is computed once for all of its layers."""
+    """A layer range of a DecoderArchitecture, each layer with its rotary embedding.
 
-    def __init__(self, layers: list[DecoderLayer], rotary: RotaryEmbedding) -> None:
-        self.layers = layers
-        self.rotary = rotary
-        self.dtype = layers[0].input_norm.weight.dtype
+    A rotation is computed once for all layers that share it.
+    """
+
+    def __init__(self, layers: Sequence[DecoderLayer], rotaries: Sequence[RotaryEmbedding]) -> None:
+        self.layers = list(zip(layers, rotaries, strict=True))
+        self.rotaries = list(dict.fromkeys(rotaries))
+        self.dtype = layers[0].norms[0].dtype
 
     def __call__(self, hidden: Tensor, batch: Batch) -> Tensor:
-        rotation = self.rotary(batch.positions, self.dtype)
-        for layer in self.layers:
-            hidden = layer(hidden, rotation, batch)
+        rotations = {rotary: rotary(batch.positions, self.dtype) for rotary in self.rotaries}
+        for layer, rotary in self.layers:
+            hidden = layer(hidden, rotations[rotary], batch)
         return hidden
-
-
-def _linear(module: str, rows: int, columns: int, bias: bool) -> tuple[TensorSpec, ...]:
-    weight = TensorSpec(f"{module}.weight", (rows, columns), packed=True)
-    return (weight, TensorSpec(f"{module}.bias", (rows,))) if bias else (weight,)

@@ -1,11 +1,18 @@
-"""The product that every linear layer computes."""
+"""Linear layers: their tensors, and the product that each computes."""
 
 from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from core.interfaces.architecture import TensorSpec
 from core.runtime.device import matmul_dtype
+
+
+def linear_tensors(module: str, rows: int, columns: int, bias: bool = False) -> tuple[TensorSpec, ...]:
+    """The weight of `module`, [rows, columns], and its bias where it has one."""
+    weight = TensorSpec(f"{module}.weight", (rows, columns), packed=True)
+    return (weight, TensorSpec(f"{module}.bias", (rows,))) if bias else (weight,)
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -5,17 +5,42 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from core.interfaces.architecture import Weights
+from core.blocks.linear import linear_tensors
+from core.blocks.shape import DecoderShape
+from core.interfaces.architecture import TensorSpec, Weights
 
 
 class GatedMLP:
-    """SwiGLU (Shazeer 2020); gate and up come from one fused product."""
+    """A gated linear unit (Shazeer 2020); gate and up come from one fused product."""
 
-    def __init__(self, layer: int, weights: Weights) -> None:
-        prefix = f"model.layers.{layer}.mlp"
-        self.gate_up = weights.linear(f"{prefix}.gate_proj", f"{prefix}.up_proj")
+    def __init__(self, shape: DecoderShape, layer: int, weights: Weights) -> None:
+        prefix = _prefix(layer)
+        gate_up = ("gate_up_proj",) if shape.fused_tensors else ("gate_proj", "up_proj")
+        self.gate_up = weights.linear(*(f"{prefix}.{name}" for name in gate_up))
         self.down = weights.linear(f"{prefix}.down_proj")
+        self.activation = shape.activation
+
+    @staticmethod
+    def tensors(shape: DecoderShape, layer: int) -> tuple[TensorSpec, ...]:
+        prefix, hidden, inner, bias = _prefix(layer), shape.hidden_size, shape.intermediate_size, shape.mlp_bias
+        down = linear_tensors(f"{prefix}.down_proj", hidden, inner, bias)
+        if shape.fused_tensors:
+            return (*linear_tensors(f"{prefix}.gate_up_proj", 2 * inner, hidden, bias), *down)
+        return (
+            *linear_tensors(f"{prefix}.gate_proj", inner, hidden, bias),
+            *linear_tensors(f"{prefix}.up_proj", inner, hidden, bias),
+            *down,
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(self.activation(gate) * up)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU (Hendrycks and Gimpel 2016) in its approximation by tanh."""
+    return F.gelu(x, approximate="tanh")
+
+
+def _prefix(layer: int) -> str:
+    return f"model.layers.{layer}.mlp"

@@ -101,10 +101,22 @@ class Batch(Protocol):
     def positions(self) -> Tensor:
         """int64 [rows]: each row's position in its own session."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
         """Appends k and v to the sessions' caches of `layer`, and returns causal attention over them.
 
-        q: [rows, heads, head_dim]; k, v: [rows, kv_heads, head_dim]; returns [rows, heads, head_dim].
+        q: [rows, heads, head_dim]; k, v: [rows, kv_heads, head_dim]; returns [rows, heads, head_dim]. Each row attends
+        to the last `window` positions up to its own, or to all of them. `softcap` bounds the scaled products of q and
+        k: softcap * tanh(product / softcap).
         """
 
 

@@ -153,11 +153,21 @@ class SegmentBatch:
             self.segments.append(_Part(slice(first, len(positions)), segment.position, cache))
         self.positions = torch.tensor(positions, dtype=torch.int64, device=device)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
         outputs = []
-        for part in self.segments:
+        for part in self._parts:
             keys, values = part.cache.layers[layer].append(part.start, k[part.rows], v[part.rows])
-            outputs.append(causal_attention(q[part.rows], keys, values, part.start, scale))
+            outputs.append(causal_attention(q[part.rows], keys, values, part.start, scale, window, softcap))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def commit(self) -> None:
@@ -166,25 +176,56 @@ class SegmentBatch:
             part.cache.length = part.start + part.rows.stop - part.rows.start
 
 
-def causal_attention(q: Tensor, keys: Tensor, values: Tensor, start: int, scale: float) -> Tensor:
-    """Row i of q, at position start + i, attends to the positions up to its own.
+def causal_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    start: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Row i of q, at position start + i, attends to the last `window` positions up to its own, or to all of them.
 
     q [rows, heads, head_dim]; keys, values [kv_heads, start + rows, head_dim] -> [rows, heads, head_dim].
     """
     rows, heads, dim = q.shape
+    if window is not None and start >= window:
+        unseen = start + 1 - window
+        keys, values, start = keys[:, unseen:], values[:, unseen:], start - unseen
     dtype = attention_dtype(q.device, q.dtype)
     keys, values = keys[None].to(dtype), values[None].to(dtype)
+    if softcap is not None:
+        mask = None if rows == 1 else _causal_mask(rows, start, window, q.device)
+        return _capped_attention(q.to(dtype), keys[0], values[0], mask, scale, softcap).to(q.dtype)
     if rows == 1:
         # The heads that share a key become rows of one query: no mask, no repeated keys.
         folded = q.view(1, len(keys[0]), -1, dim).to(dtype)
         attended = F.scaled_dot_product_attention(folded, keys, values, scale=scale)
         return attended.view(1, heads, dim).to(q.dtype)
-    mask = None if start == 0 else _causal_mask(rows, start, q.device)
+    from_zero = start == 0 and (window is None or rows <= window)
+    mask = None if from_zero else _causal_mask(rows, start, window, q.device)
     attended = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None].to(dtype), keys, values, mask, is_causal=start == 0, scale=scale, enable_gqa=True
+        q.transpose(0, 1)[None].to(dtype), keys, values, mask, is_causal=from_zero, scale=scale, enable_gqa=True
     )
     return attended[0].transpose(0, 1).to(q.dtype)
 
 
-def _causal_mask(rows: int, start: int, device: torch.device) -> Tensor:
-    return torch.ones(rows, start + rows, dtype=torch.bool, device=device).tril(diagonal=start)
+def _capped_attention(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float
+) -> Tensor:
+    """Shapes as in causal_attention. The heads that share a key are multiplied with it together."""
+    rows, heads, dim = q.shape
+    kv_heads, length, _ = keys.shape
+    grouped = q.transpose(0, 1).reshape(kv_heads, -1, dim)
+    scores = softcap * torch.tanh((grouped @ keys.transpose(1, 2)).float() * (scale / softcap))
+    if mask is not None:
+        scores = scores.view(kv_heads, -1, rows, length).masked_fill(~mask, -torch.inf).view_as(scores)
+    attended = scores.softmax(dim=-1).to(values.dtype) @ values
+    return attended.view(heads, rows, dim).transpose(0, 1)
+
+
+def _causal_mask(rows: int, start: int, window: int | None, device: torch.device) -> Tensor:
+    """bool [rows, start + rows]: which positions each row sees."""
+    seen = torch.ones(rows, start + rows, dtype=torch.bool, device=device).tril(diagonal=start)
+    return seen if window is None else seen.triu(diagonal=start + 1 - window)
