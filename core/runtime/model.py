@@ -15,6 +15,7 @@ from core.interfaces.dtypes import DType
 from core.interfaces.quantizer import Quantizer
 from core.plugins import PluginHost
 from core.runtime.device import refuse_dtype, torch_dtype
+from core.runtime.memory import return_large_blocks
 from core.runtime.stage import Stage
 from core.runtime.weights import StageWeights, check_tensors, tied_bytes
 
@@ -113,6 +114,7 @@ class Model:
         refused = refuse_dtype(device, precision.compute)
         if refused:
             raise ConfigError(f"--dtype {precision.compute} can't be had", refused)
+        return_large_blocks()
         return StageWeights(
             self.checkpoint, specs, precision.quantizer, torch_dtype(precision.compute), device, progress
         )
