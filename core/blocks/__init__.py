@@ -6,7 +6,7 @@ compute dtype, which the weights have.
 """
 
 from core.blocks.attention import Attention
-from core.blocks.config import head_dim, refuse_unless, required
+from core.blocks.config import head_dim, layer_windows, refuse_unless, required
 from core.blocks.decoder import DecoderArchitecture, DecoderLayer, DecoderStack, PostNormLayer
 from core.blocks.ends import DecoderEnds
 from core.blocks.linear import linear_tensors, multiply
@@ -30,6 +30,7 @@ __all__ = [
     "UnitOffsetRMSNorm",
     "gelu_tanh",
     "head_dim",
+    "layer_windows",
     "linear_tensors",
     "multiply",
     "refuse_unless",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from core.errors import ConfigError
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 def required(config: Mapping[str, Any], key: str) -> Any:
@@ -22,7 +24,23 @@ def head_dim(config: Mapping[str, Any]) -> int:
 
 
 def refuse_unless(config: Mapping[str, Any], key: str, supported: Any) -> None:
-    """Raises ConfigError where `config` sets `key` to something other than `supported`."""
-    value = config.get(key, supported)
-    if value != supported:
+    """Raises ConfigError where `config` sets `key` to something other than `supported`; null is as good as absent."""
+    value = config.get(key)
+    if value is not None and value != supported:
         raise ConfigError(f"{key} = {value!r} is not supported", "", f"supported: {supported!r}")
+
+
+def layer_windows(
+    config: Mapping[str, Any], window: int | None, slides: Callable[[int], bool]
+) -> tuple[int | None, ...]:
+    """Each layer's window: `window` or None, as `layer_types` says, or where it is absent, `slides` of the layer.
+
+    Raises ConfigError for a layer of another type.
+    """
+    if window is None:
+        return ()
+    layers = required(config, "num_hidden_layers")
+    types = config.get("layer_types") or [_SLIDING if slides(layer) else _FULL for layer in range(layers)]
+    if len(types) != layers or not {_SLIDING, _FULL}.issuperset(types):
+        raise ConfigError(f"layer_types is not {layers} times {_SLIDING} or {_FULL}", f"it is {types}")
+    return tuple(window if kind == _SLIDING else None for kind in types)

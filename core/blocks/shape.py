@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from core.blocks.config import head_dim, required
 from core.blocks.norm import RMSNorm, UnitOffsetRMSNorm
 
 
@@ -39,6 +41,20 @@ class DecoderShape:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float | None = None
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], **differences: Any) -> DecoderShape:
+        """The sizes that all configs name alike, and in what the family differs. Raises ConfigError."""
+        heads = required(config, "num_attention_heads")
+        usual: dict[str, Any] = {
+            "hidden_size": required(config, "hidden_size"),
+            "intermediate_size": required(config, "intermediate_size"),
+            "heads": heads,
+            "kv_heads": config.get("num_key_value_heads") or heads,
+            "head_dim": head_dim(config),
+            "norm_eps": config.get("rms_norm_eps", 1e-6),
+        }
+        return cls(**{**usual, **differences})
 
     def norm(self, weight: Tensor) -> RMSNorm:
         kind = UnitOffsetRMSNorm if self.unit_offset_norms else RMSNorm

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from core.blocks import DecoderArchitecture, DecoderShape, head_dim, refuse_unless, required
+from core.blocks import DecoderArchitecture, DecoderShape, refuse_unless
 
 
 class Llama(DecoderArchitecture):
@@ -14,15 +14,9 @@ class Llama(DecoderArchitecture):
 
     def shape(self, config: Mapping[str, Any]) -> DecoderShape:
         refuse_unless(config, "hidden_act", "silu")
-        heads = required(config, "num_attention_heads")
         attention_bias = bool(config.get("attention_bias", False))
-        return DecoderShape(
-            hidden_size=required(config, "hidden_size"),
-            intermediate_size=required(config, "intermediate_size"),
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=head_dim(config),
-            norm_eps=config.get("rms_norm_eps", 1e-6),
+        return DecoderShape.from_config(
+            config,
             qkv_bias=attention_bias,
             output_bias=attention_bias,
             mlp_bias=bool(config.get("mlp_bias", False)),
