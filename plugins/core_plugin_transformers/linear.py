@@ -1,0 +1,18 @@
+"""A packed weight in the place of a torch module."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from core import Linear
+
+
+class PackedLinear(nn.Module):
+    def __init__(self, packed: Linear, like: nn.Linear) -> None:
+        super().__init__()
+        self.packed = packed
+        self.in_features, self.out_features = like.in_features, like.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] -> [..., out_features]."""
+        return self.packed(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)

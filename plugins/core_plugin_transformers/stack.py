@@ -1,0 +1,80 @@
+"""A layer range and the coordinator's ends, computed by the family's own code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core import Batch, BatchSegment
+from core_plugin_transformers.session import Session
+from core_plugin_transformers.skeleton import Skeleton, hidden_argument
+
+KEY = "transformers"
+"""The name of this architecture's state among a session's."""
+
+
+class Stack:
+    """`layers` of a skeleton that holds their weights."""
+
+    def __init__(self, skeleton: Skeleton, layers: range) -> None:
+        self._skeleton = skeleton
+        self._layers = layers
+        self._entering: Tensor | None = None
+        self._leaving: Tensor | None = None
+        if layers.start > 0:
+            skeleton.layers[layers.start].register_forward_pre_hook(self._enter, with_kwargs=True)
+        skeleton.layers[layers.stop - 1].register_forward_hook(self._leave)
+
+    def __call__(self, hidden: Tensor, batch: Batch) -> Tensor:
+        results = [
+            self._run(hidden[segment.rows], batch.positions[segment.rows], segment) for segment in batch.segments
+        ]
+        return torch.cat(results).to(hidden.dtype)
+
+    def _run(self, hidden: Tensor, positions: Tensor, segment: BatchSegment) -> Tensor:
+        session = segment.state.get(KEY) if segment.start > 0 else None
+        if not isinstance(session, Session):
+            session = Session(self._skeleton.config, self._layers)
+            segment.state[KEY] = session
+        session.begin(segment.start)
+        hidden = hidden.to(self._skeleton.dtype)
+        embeds = hidden if self._layers.start == 0 else self._skeleton.nowhere(*hidden.shape, hidden.device)
+        self._entering = hidden[None]
+        self._skeleton.run(self._skeleton.base, embeds, positions, session.cache)
+        session.commit(segment.start + len(hidden))
+        left, self._entering, self._leaving = self._leaving, None, None
+        assert left is not None
+        return left.view_as(hidden)
+
+    def _enter(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        hidden_argument(args, kwargs)
+        if args:
+            return (self._entering, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": self._entering}
+
+    def _leave(self, _: Any, args: Any, result: Any) -> None:
+        self._leaving = result[0] if isinstance(result, tuple) else result
+
+
+class ModelEnds:
+    """Embedding, and what follows the last layer, of a skeleton that holds no layers."""
+
+    def __init__(self, skeleton: Skeleton, device: torch.device) -> None:
+        self._skeleton = skeleton
+        self._device = device
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self._skeleton.model.get_input_embeddings()(tokens[None])[0]
+        return embedded.to(self._skeleton.dtype)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        last: Any = self._skeleton.layers[-1]
+        last.result = hidden.to(self._device, self._skeleton.dtype)[None]
+        embeds = self._skeleton.nowhere(*hidden.shape, self._device)
+        positions = torch.arange(len(hidden), device=self._device)
+        ran = self._skeleton.run(self._skeleton.model, embeds, positions)
+        last.result = None
+        logits: Tensor = ran.logits
+        return logits.view(len(hidden), -1).float()
