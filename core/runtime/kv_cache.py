@@ -165,7 +165,7 @@ class SegmentBatch:
         softcap: float | None = None,
     ) -> Tensor:
         outputs = []
-        for part in self._parts:
+        for part in self.segments:
             keys, values = part.cache.layers[layer].append(part.start, k[part.rows], v[part.rows])
             outputs.append(causal_attention(q[part.rows], keys, values, part.start, scale, window, softcap))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
