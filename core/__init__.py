@@ -18,7 +18,7 @@ from core.interfaces.architecture import (
 from core.interfaces.checkpoint import Checkpoint, CheckpointFormat, Progress, Source, TensorInfo
 from core.interfaces.dtypes import DType
 from core.interfaces.planner import Candidate, Plan, Planner, PlanRequest, StagePlan
-from core.interfaces.quantizer import Linear, Quantizer
+from core.interfaces.quantizer import Linear, Quantizer, Table
 from core.interfaces.transport import Channel, Handler, Transport
 
 __version__ = "0.1.0"
@@ -55,6 +55,7 @@ __all__ = [
     "Quantizer",
     "Source",
     "StagePlan",
+    "Table",
     "TensorInfo",
     "TensorSpec",
     "Transport",

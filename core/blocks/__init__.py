@@ -9,11 +9,13 @@ from core.blocks.attention import Attention
 from core.blocks.config import head_dim, layer_windows, refuse_unless, required
 from core.blocks.decoder import DecoderArchitecture, DecoderLayer, DecoderStack, PostNormLayer
 from core.blocks.ends import DecoderEnds
-from core.blocks.linear import linear_tensors, multiply
+from core.blocks.linear import linear_tensors
 from core.blocks.mlp import GatedMLP, gelu_tanh
 from core.blocks.norm import RMSNorm, UnitOffsetRMSNorm
 from core.blocks.rope import RotaryEmbedding, Rotation
 from core.blocks.shape import DecoderShape
+from core.runtime.device import dequantised_dtype
+from core.runtime.plain import PlainLinear, multiply
 
 __all__ = [
     "Attention",
@@ -23,11 +25,13 @@ __all__ = [
     "DecoderShape",
     "DecoderStack",
     "GatedMLP",
+    "PlainLinear",
     "PostNormLayer",
     "RMSNorm",
     "RotaryEmbedding",
     "Rotation",
     "UnitOffsetRMSNorm",
+    "dequantised_dtype",
     "gelu_tanh",
     "head_dim",
     "layer_windows",

@@ -56,7 +56,7 @@ class DecoderArchitecture(Architecture):
         table = (spec.vocab_size, spec.hidden_size)
         head = () if spec.tied_head else (TensorSpec("lm_head.weight", table, packed=True),)
         return (
-            TensorSpec("model.embed_tokens.weight", table),
+            TensorSpec("model.embed_tokens.weight", table, table=True),
             TensorSpec("model.norm.weight", (spec.hidden_size,)),
             *head,
         )

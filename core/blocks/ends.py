@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from core.blocks.shape import DecoderShape
@@ -11,16 +10,16 @@ from core.interfaces.architecture import ModelSpec, Weights
 
 
 class DecoderEnds:
-    """Embedding, final norm and head. A tied head is packed from the embedding's own table."""
+    """Embedding, final norm and head. A tied head is the embedding's own table."""
 
     def __init__(self, spec: ModelSpec, shape: DecoderShape, weights: Weights) -> None:
-        self.table = weights.tensor("model.embed_tokens.weight")
+        self.table = weights.table("model.embed_tokens.weight")
         self.norm = shape.norm(weights.tensor("model.norm.weight"))
-        self.head = weights.pack(self.table) if spec.tied_head else weights.linear("lm_head")
+        self.head = self.table if spec.tied_head else weights.linear("lm_head")
         self.shape = shape
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return self._scaled(F.embedding(tokens, self.table))
+        return self._scaled(self.table.rows(tokens))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._capped(self.head(self.norm(hidden)).float())

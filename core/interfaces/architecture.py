@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from core.interfaces.checkpoint import TensorInfo
-    from core.interfaces.quantizer import Linear
+    from core.interfaces.quantizer import Linear, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class ModelSpec:
 class TensorSpec:
     """A tensor that must be in the checkpoint; `packed` says that it is a linear weight, the quantizer's to pack.
 
+    `table` says that rows of it are looked up by token, and that it multiplies where the head is tied to it.
     `fp32` says that it is held in float32 whatever the compute dtype.
     """
 
@@ -44,6 +45,7 @@ class TensorSpec:
     shape: tuple[int, ...]
     packed: bool = False
     fp32: bool = False
+    table: bool = False
 
 
 class Weights(Protocol):
@@ -62,8 +64,8 @@ class Weights(Protocol):
     def linear(self, *modules: str) -> Linear:
         """The packed weight (and bias, where one is declared) of `modules`, fused along the output dimension."""
 
-    def pack(self, weight: Tensor) -> Linear:
-        """A packed weight from a tensor that is held already, as a tied head's is."""
+    def table(self, name: str) -> Table:
+        """The named embedding, packed where the quantizer can look up rows: it serves as a tied head as well."""
 
 
 class Held(Protocol):

@@ -23,10 +23,19 @@ class Linear(Protocol):
         """[rows, in_features] -> [rows, out_features], in the compute dtype."""
 
 
+class Table(Linear, Protocol):
+    """A packed weight whose rows can be looked up too, as an embedding's are."""
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """int64 [rows] -> [rows, in_features], in the compute dtype."""
+
+
 class Quantizer(ABC):
     """Two verbs: say how large a weight will be, and pack it. Packing is per tensor, as it is read."""
 
     name: ClassVar[str]
+    tables: ClassVar[bool] = False
+    """Whether all that it packs is a Table. Embeddings, and heads tied to them, stay in the compute dtype otherwise."""
 
     @abstractmethod
     def packed_bytes(self, shape: tuple[int, int], dtype: DType) -> int:
@@ -34,4 +43,8 @@ class Quantizer(ABC):
 
     @abstractmethod
     def pack(self, weight: Tensor, bias: Tensor | None, *, dtype: torch.dtype, device: torch.device) -> Linear:
-        """Packs `weight` [out_features, in_features], as read from the checkpoint, to multiply in `dtype` on `device`."""
+        """Packs `weight` [out_features, in_features], as it was read, to multiply in `dtype` on `device`."""
+
+    def report(self, device: torch.device) -> str:
+        """What multiplies on `device`, for `core doctor`: found by trying. Empty where there is nothing to say."""
+        return ""

@@ -81,6 +81,11 @@ def attention_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype is torch.float16 and _converts_faster(device.type) else dtype
 
 
+def dequantised_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """What a weight that is dequantised for one product is best dequantised to, and the product computed in."""
+    return torch.float32 if dtype is torch.float16 and _converts_faster(device.type) else dtype
+
+
 def matmul_dtype(device: torch.device, dtype: torch.dtype, rows: int) -> torch.dtype:
     """What the product of `rows` rows with a weight in `dtype` is to compute in.
 

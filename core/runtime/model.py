@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,17 +16,26 @@ from core.interfaces.quantizer import Quantizer
 from core.plugins import PluginHost
 from core.runtime.device import refuse_dtype, torch_dtype
 from core.runtime.memory import return_large_blocks
+from core.runtime.plain import Plain
 from core.runtime.stage import Stage
-from core.runtime.weights import StageWeights, check_tensors, tied_bytes
+from core.runtime.weights import StageWeights, check_tensors, table_quantizer
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How weights are packed, what stages compute in, and what hidden states travel in."""
+    """How weights are packed, what stages compute in, and what hidden states travel in.
+
+    `keep_head` leaves embedding and head in the compute dtype, whatever the quantizer.
+    """
 
     quantizer: Quantizer
     compute: DType
     wire: DType
+    keep_head: bool = False
+
+    @property
+    def of_ends(self) -> Precision:
+        return replace(self, quantizer=Plain()) if self.keep_head else self
 
     @property
     def residual(self) -> torch.dtype:
@@ -78,12 +87,7 @@ class Model:
 
     def ends_bytes(self, precision: Precision) -> int:
         """What embedding, norm and head hold on the coordinator."""
-        held = _held_bytes(self._end_specs(), precision)
-        if self.spec.tied_head:
-            shape = (self.spec.vocab_size, self.spec.hidden_size)
-            table = shape[0] * shape[1] * precision.compute.itemsize
-            held += tied_bytes(table, precision.quantizer.packed_bytes(shape, precision.compute))
-        return held
+        return _held_bytes(self._end_specs(), precision.of_ends)
 
     def layer_tensor_names(self, layers: range) -> list[str]:
         return [spec.name for layer in layers for spec in self._layer_specs(layer)]
@@ -105,7 +109,7 @@ class Model:
         return Stage(stack, layers, device, precision.residual, nbytes=weights.nbytes), weights.read_bytes
 
     def load_ends(self, precision: Precision, device: torch.device, progress: Progress | None = None) -> Ends:
-        weights = self._weights(self._end_specs(), precision, device, progress)
+        weights = self._weights(self._end_specs(), precision.of_ends, device, progress)
         return self.architecture.build_ends(self.spec, weights)
 
     def _weights(
@@ -129,9 +133,10 @@ class Model:
 def _held_bytes(specs: list[TensorSpec], precision: Precision) -> int:
     held = 0
     for spec in specs:
-        if spec.packed:
+        if spec.packed or spec.table:
             rows, columns = spec.shape
-            held += precision.quantizer.packed_bytes((rows, columns), precision.compute)
+            quantizer = table_quantizer(precision.quantizer) if spec.table else precision.quantizer
+            held += quantizer.packed_bytes((rows, columns), precision.compute)
         else:
             size = (DType.FP32 if spec.fp32 else precision.compute).itemsize
             for extent in spec.shape:

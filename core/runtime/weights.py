@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from torch import Tensor
 from core.errors import CheckpointError
 from core.interfaces.architecture import TensorSpec
 from core.interfaces.checkpoint import Checkpoint, Progress
-from core.interfaces.quantizer import Linear, Quantizer
+from core.interfaces.quantizer import Linear, Quantizer, Table
+from core.runtime.plain import Plain
 
 
 def check_tensors(checkpoint: Checkpoint, specs: Iterable[TensorSpec]) -> None:
@@ -70,10 +72,11 @@ class StageWeights:
         self.nbytes += packed.nbytes
         return packed
 
-    def pack(self, weight: Tensor) -> Linear:
-        packed = self._quantizer.pack(weight, None, dtype=self.dtype, device=self.device)
-        self.nbytes += tied_bytes(weight.nbytes, packed.nbytes)
-        return packed
+    def table(self, name: str) -> Table:
+        quantizer = table_quantizer(self._quantizer)
+        packed = quantizer.pack(self._read(name), None, dtype=self.dtype, device=self.device)
+        self.nbytes += packed.nbytes
+        return cast("Table", packed)
 
     def _stacked(self, names: Sequence[str]) -> Tensor:
         """The named tensors one below the other, in the widest of their dtypes; only one is held beside the result."""
@@ -97,6 +100,6 @@ class StageWeights:
         return tensor
 
 
-def tied_bytes(table: int, packed: int) -> int:
-    """What a head packed from the embedding's table adds: nothing where packing keeps the table as it is."""
-    return 0 if packed == table else packed
+def table_quantizer(quantizer: Quantizer) -> Quantizer:
+    """What packs an embedding where `quantizer` packs linear weights."""
+    return quantizer if quantizer.tables else Plain()

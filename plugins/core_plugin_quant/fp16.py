@@ -4,26 +4,12 @@ import torch
 from torch import Tensor
 
 from core import DType, Quantizer
-from core.blocks import multiply
-
-
-class PlainLinear:
-    """A matrix product with a weight [out_features, in_features] in the compute dtype."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight = weight
-        self.bias = bias
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes + (self.bias.nbytes if self.bias is not None else 0)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return multiply(x, self.weight, self.bias)
+from core.blocks import PlainLinear
 
 
 class FP16(Quantizer):
     name = "fp16"
+    tables = True
 
     def packed_bytes(self, shape: tuple[int, int], dtype: DType) -> int:
         return shape[0] * shape[1] * dtype.itemsize

@@ -1,0 +1,53 @@
+"""Weights that are not quantized: held in the compute dtype, as fp16 does and as what is not to be packed stays."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from core.interfaces.dtypes import DType
+from core.interfaces.quantizer import Quantizer
+from core.runtime.device import matmul_dtype
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [rows, in_features] times weight [out_features, in_features] transposed, in the dtype that both have.
+
+    Where a device's kernels for many rows are slow in that dtype, the product is computed in a wider one.
+    """
+    dtype = matmul_dtype(x.device, x.dtype, len(x))
+    if dtype is x.dtype:
+        return F.linear(x, weight, bias)
+    return F.linear(x.to(dtype), weight.to(dtype), bias.to(dtype) if bias is not None else None).to(x.dtype)
+
+
+class PlainLinear:
+    """A weight [out_features, in_features] in the compute dtype."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight = weight
+        self.bias = bias
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + (self.bias.nbytes if self.bias is not None else 0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return multiply(x, self.weight, self.bias)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
+
+
+class Plain(Quantizer):
+    """What embedding and head are held by where they are not to be quantized."""
+
+    name = "plain"
+    tables = True
+
+    def packed_bytes(self, shape: tuple[int, int], dtype: DType) -> int:
+        return shape[0] * shape[1] * dtype.itemsize
+
+    def pack(self, weight: Tensor, bias: Tensor | None, *, dtype: torch.dtype, device: torch.device) -> PlainLinear:
+        return PlainLinear(weight.to(device, dtype), bias.to(device, dtype) if bias is not None else None)
