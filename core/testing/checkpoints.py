@@ -30,10 +30,26 @@ _CORPUS = (
 )
 
 
+ModelType = Literal["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3"]
+
+_TINY: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 16},
+    "gemma2": {
+        "sliding_window": 16,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 4.0,
+    },
+    "gemma3_text": {"sliding_window": 16, "query_pre_attn_scalar": 24, "sliding_window_pattern": 3},
+    "phi3": {"pad_token_id": 0},
+}
+"""What a family's config says where `config` says nothing: windows and caps that a short text reaches."""
+
+
 def tiny_checkpoint(
     directory: Path,
     *,
-    model_type: Literal["llama", "qwen2"] = "llama",
+    model_type: ModelType = "llama",
     seed: int = 0,
     layers: int = 6,
     hidden_size: int = 64,
@@ -49,6 +65,7 @@ def tiny_checkpoint(
     shards: int = 1,
     max_position_embeddings: int = 512,
     endless: bool = False,
+    config: Mapping[str, Any] | None = None,
 ) -> Path:
     """Saves a small random model with its tokenizer to `directory`, as Hugging Face would, and returns it.
 
@@ -58,16 +75,17 @@ def tiny_checkpoint(
     text survives encoding and decoding.
 
     `vocab` is at least 259 (256 bytes and the three special tokens). `rope_scaling` is in the words of a
-    config.json, without rope_theta. `attention_bias` is for llama; qwen2 has its biases in any case. With
-    `shards` above 1, tensors are spread in order over as many files, with an index. An `endless` one never prefers a
-    special token, so that greedy decoding ends at its bound alone.
+    config.json, without rope_theta; of gemma3 it is for the layers without a window. `attention_bias` is for families
+    that leave it to the config. `config` is what config.json says beside all that. With `shards` above 1, tensors are
+    spread in order over as many files, with an index. An `endless` one never prefers a special token, so that greedy
+    decoding ends at its bound alone.
     """
     import transformers
 
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(vocab, max_position_embeddings)
     tokenizer.save_pretrained(directory)
-    config = transformers.AutoConfig.for_model(
+    saved = transformers.AutoConfig.for_model(
         model_type,
         vocab_size=vocab,
         hidden_size=hidden_size,
@@ -80,27 +98,40 @@ def tiny_checkpoint(
         tie_word_embeddings=tied,
         bos_token_id=tokenizer.convert_tokens_to_ids(IM_START),
         eos_token_id=tokenizer.convert_tokens_to_ids(IM_END),
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, **(rope_scaling or {})},
         dtype=dtype,
         **({} if attention_bias is None else {"attention_bias": attention_bias}),
+        **{
+            "rope_parameters": _rope_parameters(model_type, rope_scaling),
+            **_TINY.get(model_type, {}),
+            **(config or {}),
+        },
     )
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    config.architectures = [type(model).__name__]
-    config.save_pretrained(directory)
+        model = transformers.AutoModelForCausalLM.from_config(saved)
+    saved.architectures = [type(model).__name__]
+    saved.save_pretrained(directory)
     transformers.GenerationConfig(
-        bos_token_id=config.bos_token_id,
-        eos_token_id=[config.eos_token_id, tokenizer.pad_token_id],
+        bos_token_id=saved.bos_token_id,
+        eos_token_id=[saved.eos_token_id, tokenizer.pad_token_id],
         pad_token_id=tokenizer.pad_token_id,
     ).save_pretrained(directory)
     generator = torch.Generator().manual_seed(seed)
+    neutral = 0.0 if model_type in ("gemma2", "gemma3_text") else 1.0
     weights = {
-        name: _random_tensor(name, parameter.shape, generator).to(dtype) for name, parameter in model.named_parameters()
+        name: _random_tensor(name, parameter.shape, neutral, generator).to(dtype)
+        for name, parameter in model.named_parameters()
     }
     if endless:
         weights["model.embed_tokens.weight" if tied else "lm_head.weight"][tokenizer.all_special_ids] = 0
     _save_sharded(weights, directory, shards)
     return directory
+
+
+def _rope_parameters(model_type: str, scaling: Mapping[str, Any] | None) -> dict[str, Any]:
+    scaled = {"rope_type": "default", "rope_theta": 10000.0, **(scaling or {})}
+    if model_type != "gemma3_text":
+        return scaled
+    return {"full_attention": scaled, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
 
 
 def _tokenizer(vocab: int, context_length: int) -> PreTrainedTokenizerFast:
@@ -128,10 +159,10 @@ def _tokenizer(vocab: int, context_length: int) -> PreTrainedTokenizerFast:
     )
 
 
-def _random_tensor(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+def _random_tensor(name: str, shape: torch.Size, neutral: float, generator: torch.Generator) -> Tensor:
     values = torch.randn(shape, generator=generator)
     if name.endswith("norm.weight"):
-        return 1 + 0.1 * values
+        return neutral + 0.1 * values
     if name.endswith(".bias"):
         return 0.5 * values
     if name in ("model.embed_tokens.weight", "lm_head.weight"):

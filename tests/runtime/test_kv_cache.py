@@ -28,16 +28,27 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def by_definition(q: Tensor, keys: Tensor, values: Tensor, start: int, scale: float) -> Tensor:
-    """Softmax over the positions up to each row's own, head by head, in float64."""
+def by_definition(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    start: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Softmax over the last positions up to each row's own, head by head, in float64."""
     rows, heads, _ = q.shape
     shared = heads // len(keys)
     result = torch.empty(q.shape, dtype=torch.float64)
     for row in range(rows):
-        seen = start + row + 1
+        end = start + row + 1
+        seen = slice(0 if window is None else max(0, end - window), end)
         for head in range(heads):
-            k, v = keys[head // shared, :seen].double(), values[head // shared, :seen].double()
-            weights = torch.softmax(k @ q[row, head].double() * scale, dim=0)
+            k, v = keys[head // shared, seen].double(), values[head // shared, seen].double()
+            scores = k @ q[row, head].double() * scale
+            scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
+            weights = torch.softmax(scores, dim=0)
             result[row, head] = weights @ v
     return result
 
@@ -54,6 +65,31 @@ def test_attention_is_what_it_is_defined_as(dtype: torch.dtype, kv_heads: int, s
     assert attended.shape == q.shape
     assert attended.dtype is dtype
     assert (attended - by_definition(q, keys, values, start, scale)).abs().max() < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("window", [None, 1, 4, 8, 1000])
+@pytest.mark.parametrize(("start", "rows"), [(0, 1), (0, 9), (5, 1), (5, 4), (300, 1), (300, 9)])
+def test_attention_heeds_window_and_softcap(
+    dtype: torch.dtype, softcap: float | None, window: int | None, start: int, rows: int
+) -> None:
+    q = random(rows, HEADS, DIM, seed=1, dtype=dtype)
+    keys = random(KV_HEADS, start + rows, DIM, seed=2, dtype=dtype)
+    values = random(KV_HEADS, start + rows, DIM, seed=3, dtype=dtype)
+    attended = causal_attention(q, keys, values, start, 0.5, window, softcap)
+    assert attended.shape == q.shape
+    assert attended.dtype is dtype
+    expected = by_definition(q, keys, values, start, 0.5, window, softcap)
+    assert (attended - expected).abs().max() < 2 * TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_what_no_row_sees_is_not_read(rows: int) -> None:
+    q, keys, values = (random(n, m, DIM, seed=n) for n, m in ((rows, HEADS), (KV_HEADS, 40), (KV_HEADS, 40)))
+    start, window = 40 - rows, 8
+    keys[:, : start + 1 - window] = values[:, : start + 1 - window] = torch.nan
+    assert torch.isfinite(causal_attention(q, keys, values, start, 1.0, window)).all()
 
 
 def test_attention_heeds_the_scale() -> None:

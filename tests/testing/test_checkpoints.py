@@ -1,18 +1,19 @@
 """The kit's tiny checkpoints are what transformers would have saved."""
 
 from pathlib import Path
+from typing import get_args
 
 import gguf
 import pytest
 import torch
 import transformers
 
-from core.testing.checkpoints import tiny_checkpoint, write_gguf
+from core.testing.checkpoints import ModelType, tiny_checkpoint, write_gguf
 
 TEXTS = ["A token enters.", "Zoë, 你好, мир \n\t  👩‍👩‍👧", "<|im_start|>user\nhi<|im_end|>\n", "\x00\x7f ~"]
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+@pytest.mark.parametrize("model_type", get_args(ModelType))
 @pytest.mark.parametrize("tied", [True, False])
 def test_transformers_loads_all_of_it(tmp_path: Path, model_type: str, tied: bool) -> None:
     tiny_checkpoint(tmp_path, model_type=model_type, tied=tied, layers=2)
