@@ -1,0 +1,126 @@
+"""`int4`: groups of columns have a scale and a zero point each: weight = (value - 8) * scale + zero, values 0 to 15.
+
+What is stored for a weight [out_features, in_features]:
+
+- values, two per byte, in the order of a layout (see `layout`);
+- scale and zero point of each group, [in_features / group, out_features, 2], in the compute dtype.
+"""
+
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from core import ConfigError, DType, Quantizer
+from core_plugin_quant.layout import Blocks, Layout, Rows
+from core_plugin_quant.parts import multiply_parts, quantised_parts, suits_kernel
+from core_plugin_quant.probe import is_better, sample
+from core_plugin_quant.report import describe
+
+GROUPS = (128, 64, 32, 16)
+_KERNEL_LAYOUTS = {"cpu": (Blocks(64), Blocks(32))}
+"""By device, the orders that torch's kernels may want: on a CPU that with AVX-512 and that with AVX2."""
+
+
+class Int4Linear:
+    """`values` in the order of `layout`; `kernel` says that torch's kernel reads it."""
+
+    def __init__(self, values: Tensor, scales: Tensor, bias: Tensor | None, layout: Layout, *, kernel: bool) -> None:
+        self.values = values
+        self.scales = scales
+        self.bias = bias
+        self.layout = layout
+        self.kernel = kernel
+        groups, self.out_features, _ = scales.shape
+        self.in_features = 2 * values.numel() // self.out_features
+        self.group = self.in_features // groups
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scales.nbytes + (self.bias.nbytes if self.bias is not None else 0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.kernel and suits_kernel(x):
+            packed = self.values.view(self.out_features, self.in_features // 2)
+            y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, self.group, self.scales)
+            return y if self.bias is None else y + self.bias
+        return multiply_parts(x, (self.out_features, self.in_features), self._dequantise, self.bias)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        values = self.layout.rows(self.values, ids).float().view(len(ids), -1, self.group)
+        scale, zero = self.scales[:, ids].float().permute(2, 1, 0).unsqueeze(-1)
+        return values.mul_(scale).add_(zero - 8 * scale).view(len(ids), -1).to(self.scales.dtype)
+
+    def _dequantise(self, part: slice) -> Tensor:
+        values = self.layout.unpack(self.values, part).float()
+        blocks, _, rows = values.shape
+        scale, zero = self.scales[:, part].float().view(-1, blocks, 1, rows, 2).permute(4, 1, 0, 2, 3)
+        grouped = values.view(blocks, -1, self.group, rows)
+        grouped.mul_(scale).add_(zero - 8 * scale)
+        return values
+
+
+class Int4(Quantizer):
+    name = "int4"
+    tables = True
+
+    def packed_bytes(self, shape: tuple[int, int], dtype: DType) -> int:
+        rows, columns = shape
+        return rows * columns // 2 + rows * (columns // group_size(columns)) * 2 * dtype.itemsize
+
+    def pack(self, weight: Tensor, bias: Tensor | None, *, dtype: torch.dtype, device: torch.device) -> Int4Linear:
+        rows, columns = weight.shape
+        group = group_size(columns)
+        layout = kernel_layout(device, dtype, group)
+        kernel = layout is not None and rows % layout.block == 0
+        order: Layout = layout if layout is not None and kernel else Rows()
+        values = torch.empty(rows * columns // 2, dtype=torch.uint8, device=device).view(order.shape(rows, columns))
+        scales = torch.empty(columns // group, rows, 2, dtype=dtype, device=device)
+        for part, wide in quantised_parts(weight, device):
+            quantised, scales[:, part] = quantise(wide, group, dtype)
+            order.pack(quantised, values, part)
+        return Int4Linear(values, scales, bias.to(device, dtype) if bias is not None else None, order, kernel=kernel)
+
+    def report(self, device: torch.device) -> str:
+        return describe(lambda dtype: kernel_layout(device, dtype, GROUPS[0]) is not None)
+
+
+def group_size(columns: int) -> int:
+    """The largest of `GROUPS` that divides `columns`. Raises ConfigError where none does."""
+    for group in GROUPS:
+        if columns % group == 0:
+            return group
+    raise ConfigError(
+        f"int4 can't pack a weight with {columns} input features",
+        f"it packs them in groups of {', '.join(map(str, GROUPS))}, and none of these divides them",
+        "use --quant int8",
+    )
+
+
+def quantise(weight: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """float32 [rows, columns] -> values uint8 [rows, columns], scales and zeros [columns / group, rows, 2] in `dtype`.
+
+    Values are found with the scale and zero point as they are stored, so that their rounding adds no error.
+    """
+    grouped = weight.view(len(weight), -1, group)
+    low, high = grouped.aminmax(dim=-1)
+    scale = ((high - low) / 15).to(dtype).float()
+    zero = (low + 8 * scale).to(dtype).float()
+    steps = (grouped - zero[..., None]) / scale.where(scale > 0, 1)[..., None]
+    values = steps.round_().add_(8).clamp_(0, 15).to(torch.uint8)
+    return values.view(weight.shape), torch.stack((scale.t(), zero.t()), dim=-1).to(dtype)
+
+
+@cache
+def kernel_layout(device: torch.device, dtype: torch.dtype, group: int) -> Blocks | None:
+    """The layout that torch's int4 kernel wants, where it is used in `dtype` on `device`; None where it isn't."""
+    quantised, scales = quantise(sample(1024, 1024, torch.float32, device), group, dtype)
+    x = sample(1, 1024, dtype, device)
+    for layout in _KERNEL_LAYOUTS.get(device.type, ()):
+        values = torch.empty(layout.shape(1024, 1024), dtype=torch.uint8, device=device)
+        layout.pack(quantised, values, slice(0, 1024))
+        given = partial(Int4Linear, values, scales, None, layout)
+        kernel, portable = given(kernel=True), given(kernel=False)
+        if is_better(partial(kernel, x), partial(portable, x)):
+            return layout
+    return None

@@ -1,0 +1,44 @@
+"""Whether a kernel of torch's is there, right and worth it, found by trying it against the portable path."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""In standard deviations of the product: what rounding to the dtype does, with room."""
+
+_WORTH = 2.0
+_TRIES = 5
+
+
+def is_better(kernel: Callable[[], Tensor], portable: Callable[[], Tensor]) -> bool:
+    """Whether `kernel` gives what `portable` gives, within the dtype's tolerance, at least twice as fast."""
+    try:
+        given = kernel()
+    # A kernel that isn't built for this device or size says so in any of these ways.
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+        return False
+    expected = portable()
+    if given.shape != expected.shape or given.dtype is not expected.dtype:
+        return False
+    bound = TOLERANCE[expected.dtype] * float(expected.float().std())
+    if not bool((given.float() - expected.float()).abs().max() <= bound):
+        return False
+    return _best_of(kernel) * _WORTH < _best_of(portable)
+
+
+def _best_of(call: Callable[[], Tensor]) -> float:
+    times = []
+    for _ in range(_TRIES):
+        started = time.perf_counter()
+        call()[-1, -1].item()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def sample(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The same normally distributed values at each call."""
+    values = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows * columns))
+    return values.to(device, dtype)
