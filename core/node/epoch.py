@@ -12,7 +12,7 @@ import msgspec
 import torch
 import trio
 
-from core.errors import ChannelClosed, CoreError, ProtocolError, StageError
+from core.errors import ChannelClosed, CoreError, ProtocolError, StageError, sole_error
 from core.interfaces.dtypes import DType
 from core.link import Link
 from core.node.peers import dial_upstream
@@ -159,15 +159,18 @@ class Epoch:
             token.run_sync_soon(note, LoadProgress(self.assignment.epoch, phase, done, total))
 
         loader = StageLoader(self.assignment, node.plugins, node.device, node.cache_dir, report)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._forward, reports)
-            try:
-                loaded = await self._compute(loader.load)
-            except trio.Cancelled:
-                loader.abort()
-                raise
-            finally:
-                nursery.cancel_scope.cancel()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._forward, reports)
+                try:
+                    loaded = await self._compute(loader.load)
+                except trio.Cancelled:
+                    loader.abort()
+                    raise
+                finally:
+                    nursery.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise sole_error(group) from None
         return loaded.stage, loaded.read_bytes, loaded.seconds
 
     async def _forward(self, reports: trio.MemoryReceiveChannel[LoadProgress]) -> None:
