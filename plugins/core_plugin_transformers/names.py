@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    build_glob_alternation,
+    dot_natural_key,
+    rename_source_key,
+)
 
 from core import TensorInfo, TensorSpec, Weights
 
@@ -23,14 +33,15 @@ from core import TensorInfo, TensorSpec, Weights
 class Recipe:
     """How one parameter (or what one conversion gives) comes from the checkpoint.
 
-    `sources` are pairs of the conversion's pattern and a checkpoint's name. `packed` is a linear layer's weight.
+    `sources` are pairs of the conversion's pattern and a checkpoint's name. Weights of `linear` and `table` are packed.
     """
 
     target: str
     sources: tuple[tuple[str, str], ...]
     conversion: Any
     specs: tuple[TensorSpec, ...]
-    packed: bool = False
+    linear: bool = False
+    table: bool = False
 
     def read(self, weights: Weights, model: Any) -> dict[str, Tensor]:
         """The parameters by their names in `model`."""
@@ -48,40 +59,41 @@ def recipes(model: Any, tensors: Mapping[str, TensorInfo], layer_prefix: str) ->
 
     A parameter that nothing in `tensors` makes has a recipe all the same: it names the tensor that is missing.
     """
-    from transformers.conversion_mapping import get_model_conversion_mapping
-
     state = model.state_dict()
-    conversions = get_model_conversion_mapping(model)
-    sources = _sources(model, state, tensors, conversions)
-    linears = _plain_linears(model, layer_prefix)
-    in_fp32 = _fp32_pattern(model)
+    sources = _sources(model, state, tensors, get_model_conversion_mapping(model))
+    packable = _packable(model, layer_prefix)
+    in_fp32 = _fp32_test(model, state)
     found: list[Recipe] = []
     made: set[str] = set()
     for target in state:
-        if target not in sources:
+        if target in made or target not in sources:
             continue
         conversion, pairs = sources[target]
-        owner = target.rpartition(".")[0]
-        plain = conversion is None and owner in linears and not in_fp32(target)
-        if plain and target.endswith(".bias") and f"{owner}.weight" in sources:
-            made.add(target)
-            continue
-        shapes = {name: state[target].shape if conversion is None else tensors[name].shape for _, name in pairs}
-        packed = plain and pairs[0][1].endswith(".weight")
-        specs = tuple(TensorSpec(name, tuple(shape), packed, in_fp32(target)) for name, shape in shapes.items())
-        if packed and f"{owner}.bias" in sources:
-            specs += (TensorSpec(sources[f"{owner}.bias"][1][0][1], tuple(state[f"{owner}.bias"].shape)),)
-        found.append(Recipe(target, tuple(pairs), conversion, specs, packed))
-        made.update(_made_by(target, conversion))
+        module = target.removesuffix(".weight")
+        names = [name for _, name in pairs]
+        if conversion is None and module in packable and not in_fp32(target) and names[0].endswith(".weight"):
+            recipe = _packed(module, names[0], f"{module}.bias" in sources, packable[module], state)
+        else:
+            shapes = [state[target].shape if conversion is None else tensors[name].shape for name in names]
+            specs = [TensorSpec(name, tuple(shape), fp32=in_fp32(target)) for name, shape in zip(names, shapes, strict=True)]
+            recipe = Recipe(target, tuple(pairs), conversion, tuple(specs))
+        found.append(recipe)
+        made.update(_made_by(recipe))
     return found + [_missing(name, state[name]) for name in state if name not in made and _is_needed(model, name)]
+
+
+def _packed(module: str, name: str, biased: bool, like: nn.Module, state: Mapping[str, Tensor]) -> Recipe:
+    target, linear = f"{module}.weight", isinstance(like, nn.Linear)
+    specs = [TensorSpec(name, tuple(state[target].shape), packed=linear, table=not linear)]
+    if linear and biased:
+        specs.append(TensorSpec(f"{name.removesuffix('.weight')}.bias", tuple(state[f"{module}.bias"].shape)))
+    return Recipe(target, ((name, name),), None, tuple(specs), linear, not linear)
 
 
 def _sources(
     model: Any, state: Mapping[str, Tensor], names: Iterable[str], conversions: list[Any]
 ) -> dict[str, tuple[Any, list[tuple[str, str]]]]:
     """By parameter: the conversion that makes it, and the tensors that it is made of (transformers' own matching)."""
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
-
     renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
     converters = [each for each in conversions if isinstance(each, WeightConverter)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
@@ -96,11 +108,13 @@ def _sources(
     return sources
 
 
-def _made_by(target: str, conversion: Any) -> set[str]:
-    if conversion is None:
-        return {target}
-    first, *others = conversion.target_patterns
-    return {target, *(target.replace(first, other) for other in others)}
+def _made_by(recipe: Recipe) -> set[str]:
+    if recipe.linear:
+        return {recipe.target, f"{recipe.target.removesuffix('.weight')}.bias"}
+    if recipe.conversion is None:
+        return {recipe.target}
+    first, *others = recipe.conversion.target_patterns
+    return {recipe.target, *(recipe.target.replace(first, other) for other in others)}
 
 
 def _missing(name: str, empty: Tensor) -> Recipe:
@@ -112,34 +126,34 @@ def _is_needed(model: Any, name: str) -> bool:
     return name not in model.all_tied_weights_keys and not any(re.search(pattern, name) for pattern in optional)
 
 
-def _fp32_pattern(model: Any) -> Any:
+def _fp32_test(model: Any, state: Mapping[str, Tensor]) -> Callable[[str], bool]:
     """Whether a parameter is held in float32 whatever the compute dtype: the family's code says so in two ways."""
-    import torch
-    from transformers.core_model_loading import build_glob_alternation
-
     kept = list(model._get_dtype_plan(torch.float16))
     pattern = build_glob_alternation(kept)[0] if kept else None
-    state = model.state_dict()
-
-    def in_fp32(name: str) -> bool:
-        return state[name].dtype is torch.float32 or bool(pattern and pattern.search(name))
-
-    return in_fp32
+    return lambda name: state[name].dtype is torch.float32 or bool(pattern and pattern.search(name))
 
 
-def _plain_linears(model: nn.Module, layer_prefix: str) -> set[str]:
-    """The linear layers that the family only calls: those whose weights its code touches can't be packed."""
-    found = set()
+def _packable(model: Any, layer_prefix: str) -> dict[str, nn.Module]:
+    """The layers' linear modules, the head and the embedding, but for those whose weights the family's code touches."""
+    ends = (model.get_output_embeddings(), model.get_input_embeddings())
+    found: dict[str, nn.Module] = {}
     for name, parent in model.named_modules():
         for child, module in parent.named_children():
             path = f"{name}.{child}".removeprefix(".")
-            touched = re.search(rf"\b{re.escape(child)}\.(weight|bias)\b", _source(type(parent)))
-            if type(module) is nn.Linear and path.startswith(layer_prefix) and not touched:
-                found.add(path)
+            plain = type(module) is nn.Linear or (type(module) is nn.Embedding and module is ends[1])
+            if plain and (path.startswith(layer_prefix) or module in ends) and not _touched(child, type(parent)):
+                found[path] = module
     return found
+
+
+def _touched(child: str, parent: type) -> bool:
+    return re.search(rf"\.{re.escape(child)}\.(weight|bias)\b", _source(parent)) is not None
 
 
 @cache
 def _source(kind: type) -> str:
-    own = [base for base in kind.__mro__ if not base.__module__.startswith(("torch.", "builtins"))]
-    return "\n".join(inspect.getsource(base) for base in own)
+    """The family's code around `kind`: without strings, and without what it only does to weights that are new."""
+    if kind.__module__.startswith("torch."):
+        return ""
+    source = re.sub(r'"[^"\n]*"', '""', inspect.getsource(sys.modules[kind.__module__]))
+    return re.sub(r"\n    def _init_weights\(.*?(?=\n    def |\n    @|\n\n\n|$)", "", source, flags=re.DOTALL)

@@ -122,7 +122,9 @@ def probe(skeleton: Skeleton) -> tuple[int, set[str]]:
         reached.clear()
         try:
             with torch.inference_mode():
-                ran = skeleton.run(skeleton.base, torch.zeros(PROBED_ROWS, width), torch.arange(PROBED_ROWS))
+                ran = skeleton.run(
+                    skeleton.base, torch.zeros(PROBED_ROWS, width, dtype=skeleton.dtype), torch.arange(PROBED_ROWS)
+                )
             if ran[0].shape == (1, PROBED_ROWS, width):
                 return reply, before
         # The family's own code meets results of a form that it may not expect.

@@ -1,10 +1,10 @@
-"""A packed weight in the place of a torch module."""
+"""Packed weights in the places of torch modules."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from core import Linear
+from core import Linear, Table
 
 
 class PackedLinear(nn.Module):
@@ -16,3 +16,14 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features]."""
         return self.packed(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
+
+
+class PackedTable(nn.Module):
+    def __init__(self, packed: Table) -> None:
+        super().__init__()
+        self.packed = packed
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """int64 [...] -> [..., embedding_dim]."""
+        rows = self.packed.rows(ids.reshape(-1))
+        return rows.view(*ids.shape, rows.shape[-1])
