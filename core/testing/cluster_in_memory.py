@@ -8,6 +8,7 @@ async with memory_cluster(tiny_checkpoint(tmp_path), "a", "b") as cluster:
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core.coordinator.coordinator import Coordinator
 from core.coordinator.settings import CoordinatorSettings
@@ -23,13 +25,17 @@ from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
 from core.interfaces.engine import ClusterStatus, GenerationRequest
 from core.interfaces.transport import Channel, Handler, Transport
+from core.link import Link, first_message, open_link
 from core.node.agent import run_node
 from core.node.settings import NodeSettings
 from core.node.state import Activity
 from core.plugins import PluginHost
-from core.testing.transport import MemoryChannel, MemoryTransport
+from core.protocol.messages import PROTOCOL_VERSION, Hello, HelloAck
+from core.testing.transport import LOOPBACK, MemoryChannel, MemoryTransport
 
 POLL_SECONDS = 0.005
+WAIT_SECONDS = 30.0
+JUMP_SECONDS = 0.25
 NODE_MEMORY = 64 * 2**20
 """What a node offers where the test does not say: a tiny model fits many times."""
 
@@ -136,11 +142,19 @@ class MemoryCluster:
     _scopes: dict[str, trio.CancelScope] = field(default_factory=dict)
 
     async def start_node(
-        self, node_id: str, *, max_memory: int | None = NODE_MEMORY, machine: Machine | None = None
+        self,
+        node_id: str,
+        *,
+        max_memory: int | None = NODE_MEMORY,
+        machine: Machine | None = None,
+        plugins: PluginHost | None = None,
     ) -> None:
-        """Starts a node, and returns once one of that id has joined."""
+        """Starts a node, and returns once one of that id has joined.
+
+        `machine` None: one with no faults of its own. `plugins` None: those that are installed.
+        """
         assert self._nursery is not None
-        self.machines[node_id] = machine or Machine(self.network)
+        machine = self.machines[node_id] = machine or Machine(self.network)
         self._scopes[node_id] = trio.CancelScope()
         settings = NodeSettings(
             node_id=node_id,
@@ -150,7 +164,7 @@ class MemoryCluster:
             threads=1,
             transport=Machine.name,
         )
-        self._nursery.start_soon(self._run_node, settings, self.machines[node_id], self._scopes[node_id])
+        self._nursery.start_soon(self._run_node, settings, plugins_on(machine, plugins), self._scopes[node_id])
         await self.until(lambda status: any(node.node_id == node_id for node in status.nodes))
 
     def stop_node(self, node_id: str) -> None:
@@ -158,9 +172,14 @@ class MemoryCluster:
         self.machines[node_id].sever()
         self._scopes[node_id].cancel()
 
-    async def until(self, condition: Callable[[ClusterStatus], bool]) -> ClusterStatus:
-        """The first status that meets `condition`."""
-        while not condition(status := self.coordinator.status()):  # noqa: ASYNC110 (nothing tells of a change)
+    async def until(
+        self, condition: Callable[[ClusterStatus], bool], *, timeout: float = WAIT_SECONDS
+    ) -> ClusterStatus:
+        """The first status that meets `condition`. Raises AssertionError with the last one where none does in time."""
+        deadline = trio.current_time() + timeout
+        while not condition(status := self.coordinator.status()):
+            if trio.current_time() > deadline:
+                raise AssertionError(f"not what was waited for within {timeout:g} s: {status}")
             await trio.sleep(POLL_SECONDS)
         return status
 
@@ -174,14 +193,38 @@ class MemoryCluster:
         async with self.coordinator.generate(request) as generation:
             return "".join([delta.text async for delta in generation])
 
-    async def _run_node(self, settings: NodeSettings, machine: Machine, scope: trio.CancelScope) -> None:
+    @asynccontextmanager
+    async def join(self, node_id: str, **hello: Any) -> AsyncIterator[Link]:
+        """A member that the test plays itself: it has been welcomed. `hello` are more of HELLO's fields."""
+        offer = Hello(**{"protocol": PROTOCOL_VERSION, "node_id": node_id, "free_memory": 0, **hello})
+        async with self.dial() as link:
+            await link.send(offer)
+            welcome = await first_message(link)
+            assert isinstance(welcome, HelloAck), welcome
+            yield link
+
+    @asynccontextmanager
+    async def dial(self) -> AsyncIterator[Link]:
+        """A link to the coordinator, before any message."""
+        port = self.coordinator.node_port
+        async with self.network.dial(LOOPBACK, port, timeout=1) as channel, open_link(channel) as link:
+            yield link
+
+    async def _run_node(self, settings: NodeSettings, plugins: PluginHost, scope: trio.CancelScope) -> None:
         with scope:
-            await run_node(settings, plugins_on(machine), Activity())
+            await run_node(settings, plugins, Activity())
 
 
-def plugins_on(machine: Machine) -> PluginHost:
-    """All that is installed, and `machine` as the transport "memory"."""
-    plugins = PluginHost.installed()
+async def pass_time(clock: MockClock, seconds: float) -> None:
+    """Lets `seconds` of a clock pass in little jumps, each with all that follows from it but what threads compute."""
+    for _ in range(math.ceil(seconds / JUMP_SECONDS)):
+        clock.jump(JUMP_SECONDS)
+        await wait_all_tasks_blocked()
+
+
+def plugins_on(machine: Machine, plugins: PluginHost | None = None) -> PluginHost:
+    """`plugins`, or all that are installed, with `machine` as the transport "memory"."""
+    plugins = plugins or PluginHost.installed()
     plugins.transports.add(machine.name, machine)
     return plugins
 

@@ -1,0 +1,101 @@
+"""A model whose greedy text is known, a way to hold the stages up, and a look at the route."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trio.testing import MockClock
+
+from core.coordinator.route import Route
+from core.runtime.stage import Stage
+from core.testing.checkpoints import tiny_checkpoint
+from core.testing.cluster_in_memory import MemoryCluster
+
+PROMPT = tuple(range(40, 60))
+TOKENS = 24
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("tiny"), layers=6, endless=True)
+
+
+@pytest.fixture(scope="session")
+def prompt() -> tuple[int, ...]:
+    return PROMPT
+
+
+@pytest.fixture(scope="session")
+def oracle(model: Path) -> str:
+    """What transformers makes of the prompt, greedily, in `TOKENS` tokens."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    ids = reference.generate(torch.tensor([PROMPT]), max_new_tokens=TOKENS, do_sample=False)[0, len(PROMPT) :]
+    text: str = AutoTokenizer.from_pretrained(model).decode(ids)
+    return text
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    """Runs as a real one does, and can be put forward."""
+    return MockClock(rate=1.0)
+
+
+class Gate:
+    """While it is closed, batches wait in front of the stages. `arrived` counts them."""
+
+    def __init__(self) -> None:
+        self.arrived = 0
+        self._open = threading.Event()
+        self._open.set()
+
+    def close(self) -> None:
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def pass_through(self) -> None:
+        self.arrived += 1
+        assert self._open.wait(30)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate, run = Gate(), Stage.run
+
+    def gated(*args: Any, **kwargs: Any) -> torch.Tensor:
+        gate.pass_through()
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(Stage, "run", gated)
+    yield gate
+    gate.open()
+
+
+class Inside:
+    """What the coordinator keeps to itself."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        live = cluster.coordinator._live
+        assert live is not None
+        assert live.generator is not None
+        self.generator = live.generator
+        self.members = live._members
+        self.route: Route = live.generator.supervisor.ready_route()
+
+    @property
+    def pending(self) -> int:
+        """Batches that are waited for."""
+        return len(self.route._pending)
+
+
+@pytest.fixture
+def inside() -> type[Inside]:
+    return Inside

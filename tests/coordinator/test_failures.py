@@ -1,0 +1,229 @@
+"""Nodes that die, hang or lose each other: whoever generates is told at once who it was, and the cluster goes on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import trio
+from trio.testing import MockClock
+
+from core.coordinator.route import VERDICT_SECONDS
+from core.errors import NotReady, RouteError
+from core.interfaces.engine import GenerationRequest
+from core.interfaces.transport import Channel
+from core.link import HEARTBEAT_SECONDS, PATIENCE_SECONDS
+from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster, pass_time
+from core.testing.transport import MemoryTransport
+
+SECONDS = 60
+TOKENS = 24
+
+
+class Generating:
+    """A generation of which the first token has come."""
+
+    def __init__(self) -> None:
+        self.error: RouteError | None = None
+        self.ended = trio.Event()
+        self.failed_at = 0.0
+
+    async def run(self, cluster: MemoryCluster, begun: trio.Event) -> None:
+        request = GenerationRequest((5, 6, 7), max_tokens=500, temperature=0)
+        try:
+            async with cluster.coordinator.generate(request) as generation:
+                async for _ in generation:
+                    begun.set()
+        except RouteError as error:
+            self.error, self.failed_at = error, trio.current_time()
+        self.ended.set()
+
+
+@asynccontextmanager
+async def generating(cluster: MemoryCluster) -> AsyncIterator[Generating]:
+    """A long generation is under way; the block is to break its route."""
+    session, begun = Generating(), trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(session.run, cluster, begun)
+        await begun.wait()
+        assert session.error is None
+        yield session
+
+
+def sent_by(machine: Machine, kind: str) -> list[dict[str, Any]]:
+    """The payloads of all messages of a kind that a machine sent."""
+    envelopes = [msgpack.unpackb(frame) for frame in machine.sent]
+    return [envelope["payload"] for envelope in envelopes if envelope["type"] == kind]
+
+
+LAYERS = {"a": "[0, 2)", "b": "[2, 4)", "c": "[4, 6)"}
+
+
+@pytest.mark.parametrize("victim", LAYERS)
+async def test_a_killed_node_is_named_with_its_layers_at_once(
+    model: Path, prompt: tuple[int, ...], oracle: str, victim: str
+) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, *LAYERS) as cluster:
+            await cluster.ready()
+            async with generating(cluster) as session:
+                killed_at = trio.current_time()
+                cluster.stop_node(victim)
+                await session.ended.wait()
+            assert session.error is not None
+            assert (session.error.node, session.error.layers) == (victim, LAYERS[victim])
+            assert f"node '{victim}' was lost with layers {LAYERS[victim]}" in str(session.error)
+            assert session.failed_at - killed_at < PATIENCE_SECONDS, "noticed by the closed connection"
+            with pytest.raises(NotReady, match=rf"node '{victim}' was lost.*1 more node must join"):
+                await cluster.text(prompt, 1)
+            await cluster.start_node(victim)
+            await cluster.ready(after_epoch=1)
+            assert await cluster.text(prompt, TOKENS) == oracle
+
+
+async def test_a_spare_node_takes_the_place_of_a_dead_one(model: Path, prompt: tuple[int, ...], oracle: str) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", "b") as cluster:
+            await cluster.ready()
+            await cluster.start_node("c")
+            assert [node.state for node in cluster.coordinator.status().nodes] == ["ready", "ready", "spare"]
+            async with generating(cluster):
+                cluster.stop_node("a")
+            status = await cluster.ready(after_epoch=1)
+            assert {node.node_id: node.layers for node in status.nodes} == {"b": (0, 3), "c": (3, 6)}
+            assert await cluster.text(prompt, TOKENS) == oracle
+
+
+async def test_those_that_are_left_serve_if_they_can(model: Path, prompt: tuple[int, ...], oracle: str) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", min_nodes=1) as cluster:
+            await cluster.ready()
+            await cluster.start_node("b")
+            for dead, left in (("a", "b"), ("b", "a")):
+                epoch = cluster.coordinator.status().route_epoch
+                async with generating(cluster) as session:
+                    cluster.stop_node(dead)
+                assert session.error is not None
+                assert session.error.node == dead
+                if left == "a":
+                    await cluster.start_node("a")
+                status = await cluster.ready(after_epoch=epoch)
+                assert [(node.node_id, node.layers) for node in status.nodes] == [(left, (0, 6))]
+                assert await cluster.text(prompt, TOKENS) == oracle
+
+
+async def test_a_node_whose_connections_break_comes_back_by_itself_with_its_weights(
+    model: Path, prompt: tuple[int, ...], oracle: str
+) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", "b") as cluster:
+            await cluster.ready()
+            [loaded] = sent_by(cluster.machines["b"], "LOAD_COMPLETE")
+            assert loaded["read_bytes"] > 0
+            async with generating(cluster) as session:
+                cluster.machines["b"].sever()
+            assert session.error is not None
+            assert session.error.node == "b"
+            status = await cluster.ready(after_epoch=1)
+            assert len(status.nodes) == 2
+            assert [done["read_bytes"] for done in sent_by(cluster.machines["b"], "LOAD_COMPLETE")][1:] == [0]
+            assert await cluster.text(prompt, TOKENS) == oracle
+
+
+@pytest.mark.parametrize("victim", ["a", "b"])
+async def test_an_unplugged_node_is_noticed_by_its_silence(model: Path, clock: MockClock, victim: str) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", "b") as cluster:
+            await cluster.ready()
+            async with generating(cluster) as session:
+                unplugged_at = trio.current_time()
+                cluster.machines[victim].unplug()
+                await pass_time(clock, PATIENCE_SECONDS + HEARTBEAT_SECONDS + VERDICT_SECONDS + 1)
+                await session.ended.wait()
+            assert session.error is not None
+            assert session.error.node == victim
+            assert "silent for 5 s" in str(session.error)
+            assert session.failed_at - unplugged_at <= PATIENCE_SECONDS + HEARTBEAT_SECONDS + VERDICT_SECONDS
+            status = cluster.coordinator.status()
+            assert [node.node_id for node in status.nodes] == ["b" if victim == "a" else "a"]
+
+
+async def test_a_lost_link_between_neighbours_makes_a_new_route_of_the_same_stages(
+    model: Path, prompt: tuple[int, ...], oracle: str
+) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", "b") as cluster:
+            before = await cluster.ready()
+            async with generating(cluster) as session:
+                cluster.network.sever(cluster.machines["a"].port)
+            assert session.error is not None
+            assert "to a neighbour was lost" in str(session.error)
+            assert session.error.node in ("a", "b")
+            after = await cluster.ready(after_epoch=before.route_epoch)
+            assert [node.layers for node in after.nodes] == [node.layers for node in before.nodes]
+            for machine in cluster.machines.values():
+                assert [done["read_bytes"] > 0 for done in sent_by(machine, "LOAD_COMPLETE")] == [True, False]
+            status = await cluster.until(lambda status: all(node.sessions == 0 for node in status.nodes))
+            assert [node.kv_tokens for node in status.nodes] == [0, 0], "a kept stage begins with empty caches"
+            assert await cluster.text(prompt, TOKENS) == oracle
+
+
+async def test_a_node_that_dies_while_it_loads_is_waited_for_no_longer(
+    model: Path, clock: MockClock, gate: Any
+) -> None:
+    gate.close()
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", "b") as cluster:
+            await cluster.until(lambda _: gate.arrived == 1)
+            cluster.stop_node("b")
+            await cluster.until(lambda status: "node 'b' was lost" in status.detail)
+            gate.open()
+            await cluster.start_node("c")
+            await pass_time(clock, 6)
+            status = await cluster.ready()
+            assert [node.node_id for node in status.nodes] == ["a", "c"]
+
+
+async def test_a_node_looks_for_its_coordinator_until_it_is_there(model: Path, prompt: tuple[int, ...]) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a") as cluster:
+            await cluster.ready()
+            cluster.machine.sever()
+            await cluster.ready(after_epoch=1)
+            assert await cluster.text(prompt, 1)
+
+
+class OneWay(Machine):
+    """A machine that reaches the coordinator, and none of `others`."""
+
+    def __init__(self, network: MemoryTransport, others: Iterable[Machine]) -> None:
+        super().__init__(network)
+        self._others = list(others)
+
+    def dial(self, host: str, port: int, *, timeout: float) -> AbstractAsyncContextManager[Channel]:
+        nowhere = any(port == machine.port for machine in self._others)
+        return super().dial("10.9.9.9" if nowhere else host, port, timeout=timeout)
+
+
+@pytest.mark.parametrize("relayed", [1, 2], ids=["one link", "both links"])
+async def test_neighbours_that_do_not_reach_each_other_are_relayed(
+    model: Path, prompt: tuple[int, ...], oracle: str, relayed: int
+) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, min_nodes=3) as cluster:
+            for index, node_id in enumerate("abc"):
+                one_way = OneWay(cluster.network, cluster.machines.values())
+                await cluster.start_node(node_id, machine=one_way if index >= 3 - relayed else None)
+            status = await cluster.ready()
+            links = [node.link for node in status.nodes]
+            assert links[0] == ""
+            assert [link.startswith("relayed by the coordinator") for link in links] == [
+                index >= 3 - relayed for index in range(3)
+            ]
+            assert "refused" in links[2], "and it says why"
+            assert await cluster.text(prompt, TOKENS) == oracle
+            await cluster.until(lambda status: all(node.sessions == 0 for node in status.nodes))

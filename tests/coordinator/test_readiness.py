@@ -1,0 +1,126 @@
+"""A route is ready when a real token has passed through it; before, whoever asks is told the numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from core.coordinator.head import Head
+from core.errors import NotReady, StageError
+from core.interfaces.engine import GenerationRequest
+from core.runtime.stage import Stage
+from core.testing.cluster_in_memory import MemoryCluster, memory_cluster, pass_time
+
+SECONDS = 60
+REQUEST = GenerationRequest((5, 6, 7), max_tokens=1, temperature=0)
+
+
+async def refusal(cluster: MemoryCluster) -> NotReady:
+    with pytest.raises(NotReady) as caught:
+        async with cluster.coordinator.generate(REQUEST):
+            pass
+    return caught.value
+
+
+async def test_whoever_comes_too_early_is_told_how_many_nodes_are_missing(model: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, min_nodes=2) as cluster:
+            await cluster.until(lambda status: "more node" in status.detail)
+            early = await refusal(cluster)
+            assert (early.required, early.ready) == (2, 0)
+            assert "2 more nodes must join" in str(early)
+            await cluster.start_node("a")
+            await cluster.until(lambda status: status.ready_nodes == 1)
+            early = await refusal(cluster)
+            assert (early.required, early.ready) == (2, 1)
+            assert "1 more node must join" in str(early)
+            status = cluster.coordinator.status()
+            assert (status.state, status.required_nodes, status.ready_nodes, status.route_epoch) == ("waiting", 2, 1, 0)
+            await cluster.start_node("b")
+            status = await cluster.ready()
+            assert (status.required_nodes, status.ready_nodes, status.route_epoch) == (2, 2, 1)
+            assert await cluster.text((5, 6, 7), 1)
+
+
+async def test_the_api_answers_before_the_model_is_opened(model: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, min_nodes=3) as cluster:
+            early = await refusal(cluster)
+            assert (early.required, early.ready) == (3, 0)
+            assert early.message
+
+
+async def test_a_model_that_does_not_fit_is_waited_for_with_the_bytes_that_are_missing(model: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, min_nodes=1) as cluster:
+            await cluster.start_node("small", max_memory=2**20)
+            await cluster.until(lambda status: "does not fit" in status.detail)
+            early = await refusal(cluster)
+            assert "GB" in str(early)
+            assert early.ready == 1
+            await cluster.start_node("large")
+            await cluster.ready()
+
+
+async def test_ready_means_that_a_token_came_out(model: Path, gate: Any) -> None:
+    gate.close()
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", "b") as cluster:
+            await cluster.until(lambda _: gate.arrived == 1)
+            await wait_all_tasks_blocked(0.05)
+            status = cluster.coordinator.status()
+            assert status.state != "ready"
+            assert [node.state for node in status.nodes] == ["loaded", "loaded"]
+            assert (await refusal(cluster)).ready == 2
+            gate.open()
+            status = await cluster.ready()
+            assert gate.arrived == 2, "one token through two stages"
+            assert [node.state for node in status.nodes] == ["ready", "ready"]
+            await cluster.until(lambda status: all(node.sessions == 0 for node in status.nodes))
+
+
+@pytest.mark.parametrize("fault", ["a stage fails", "logits are not finite", "rows of another width"])
+async def test_a_route_that_fails_its_proof_is_not_ready_and_says_why(
+    model: Path, clock: MockClock, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    run = Stage.run
+
+    def faulty(stage: Stage, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result = run(stage, hidden, *args, **kwargs)
+        if fault == "a stage fails":
+            raise StageError("the fan has stopped")
+        return result * float("nan") if fault == "logits are not finite" else result[:, :-1]
+
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, min_nodes=1) as cluster:
+            with monkeypatch.context() as patch:
+                patch.setattr(Stage, "run", faulty)
+                await cluster.start_node("a")
+                await cluster.until(lambda status: "failed its proof" in status.detail)
+                words = {"a stage fails": "the fan has stopped", "logits are not finite": "not finite"}
+                assert words.get(fault, "x 63 came back") in str(await refusal(cluster))
+            await pass_time(clock, 6)
+            status = await cluster.ready()
+            assert status.detail == ""
+            assert await cluster.text((5, 6, 7), 1)
+
+
+async def test_the_proof_asks_the_head_too(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+    check = Head.check
+
+    def noted(head: Head, hidden: Any) -> torch.Tensor:
+        logits = check(head, hidden)
+        checked.append(logits.shape)
+        return logits
+
+    monkeypatch.setattr(Head, "check", noted)
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a") as cluster:
+            await cluster.ready()
+    assert checked == [(1, 320)]
