@@ -62,6 +62,21 @@ def devices() -> Iterator[Finding]:
         )
 
 
+def quantizers() -> Iterator[Finding]:
+    """What multiplies packed weights on each device: a quantizer's report, where it has one."""
+    import torch
+
+    from core.plugins import PluginHost
+    from core.runtime.device import detect
+
+    registry = PluginHost.installed().quantizers
+    for device in detect():
+        for name in registry.names():
+            report = registry.get(name).report(torch.device(device.id))
+            if report:
+                yield Finding(Verdict.OK, f"quantizer {name} on {device.id}", report)
+
+
 def ports(wanted: dict[int, str] | None = None) -> Iterator[Finding]:
     """Whether the ports that `core serve` takes by default are free on loopback."""
     for port, option in (DEFAULT_PORTS if wanted is None else wanted).items():
@@ -150,7 +165,7 @@ def disk() -> Iterator[Finding]:
 
 
 Check = Callable[[], Iterator[Finding]]
-CHECKS: tuple[Check, ...] = (torch_build, devices, ports, plugins, dependencies, hub, disk)
+CHECKS: tuple[Check, ...] = (torch_build, devices, quantizers, ports, plugins, dependencies, hub, disk)
 
 
 def examine(checks: tuple[Check, ...] = CHECKS) -> Iterator[Finding]:

@@ -23,7 +23,12 @@ def plan(
     min_nodes: Annotated[int, typer.Option(help="Use at least so many nodes.", min=1)] = 1,
     max_nodes: Annotated[int | None, typer.Option(help="Use at most so many nodes.", min=1)] = None,
     quant: Annotated[str, typer.Option(help="How weights are packed (see `core plugins`).")] = "fp16",
-    dtype: Annotated[DType, typer.Option(help="What layers compute in.")] = DType.FP16,
+    keep_head: Annotated[
+        bool, typer.Option("--keep-head", help="Leave embedding and head as they are, whatever --quant.")
+    ] = False,
+    dtype: Annotated[
+        DType | None, typer.Option(help="What layers compute in. Default: fp16, but bf16 for int8 and int4.")
+    ] = None,
     wire_dtype: Annotated[str, typer.Option(help="What hidden states travel in.")] = "auto",
     planner: Annotated[str, typer.Option(help="How layers are divided among nodes.")] = "balanced",
     hf_cache_dir: Annotated[Path | None, typer.Option(help="Where downloaded models are kept.")] = None,
@@ -42,11 +47,12 @@ def plan(
         for name, memory in (parse_node(text, index) for index, text in enumerate(node, start=1))
     )
     with Model.open(Source(model, revision, hf_cache_dir), plugins) as opened:
-        precision = Precision(quantizer, dtype, choose_wire(wire_dtype, dtype, opened.checkpoint))
+        compute = dtype or quantizer.compute
+        precision = Precision(quantizer, compute, choose_wire(wire_dtype, compute, opened.checkpoint), keep_head)
         request = plan_request(opened, precision, candidates, min_nodes, max_nodes)
         result = chosen.plan(request)
         hidden = opened.spec.hidden_size * precision.wire.itemsize
-        typer.echo(f"{model}: {opened.spec.layers} layers, {opened.architecture.name}, {quant}, {dtype}")
+        typer.echo(f"{model}: {opened.spec.layers} layers, {opened.architecture.name}, {quant}, {compute}")
         typer.echo(f"  coordinator  embedding, norm and head  {show_bytes(opened.ends_bytes(precision))}")
     for stage in result.stages:
         typer.echo(

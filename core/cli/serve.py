@@ -35,7 +35,12 @@ def serve(
     ] = None,
     max_nodes: Annotated[int | None, typer.Option(help="Use at most so many nodes; others are spare.", min=1)] = None,
     quant: Annotated[str, typer.Option(help="How weights are packed (see `core plugins`).")] = "fp16",
-    dtype: Annotated[DType, typer.Option(help="What layers compute in.")] = DType.FP16,
+    keep_head: Annotated[
+        bool, typer.Option("--keep-head", help="Leave embedding and head as they are, whatever --quant.")
+    ] = False,
+    dtype: Annotated[
+        DType | None, typer.Option(help="What layers compute in. Default: fp16, but bf16 for int8 and int4.")
+    ] = None,
     wire_dtype: Annotated[
         str,
         typer.Option(help="What hidden states travel in. auto: --dtype, but fp32 where fp16 could overflow."),
@@ -72,6 +77,7 @@ def serve(
         max_nodes=max_nodes,
         local_nodes=local_nodes,
         quant=quant,
+        keep_head=keep_head,
         dtype=dtype,
         wire_dtype=wire_dtype,
         device=device,

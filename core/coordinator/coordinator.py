@@ -68,7 +68,7 @@ class Coordinator:
             sessions=0,
             tokens_per_second=0.0,
             quant=self._settings.quant,
-            dtype=self._settings.dtype,
+            dtype=self._settings.dtype or "auto",
             wire_dtype=self._settings.wire_dtype,
             nodes=(),
             left_out={},

@@ -55,6 +55,7 @@ class Live:
         self._supervisor: Supervisor | None = None
         # Asked for before anything is opened: a name that isn't there is an error at once.
         self._quantizer = plugins.quantizers.get(settings.quant)
+        self._dtype = settings.dtype or self._quantizer.compute
         self._planner = plugins.planners.get(settings.planner)
         self._transport = plugins.transports.get(settings.transport)
         self._device = pick(settings.device)
@@ -94,9 +95,8 @@ class Live:
     def _load(self, model: Model) -> _Loaded:
         """In the compute thread. Raises ConfigError where the head does not fit into this machine."""
         settings, checkpoint = self._settings, model.checkpoint
-        precision = Precision(
-            self._quantizer, settings.dtype, choose_wire(settings.wire_dtype, settings.dtype, checkpoint)
-        )
+        wire = choose_wire(settings.wire_dtype, self._dtype, checkpoint)
+        precision = Precision(self._quantizer, self._dtype, wire, settings.keep_head)
         need, free = model.ends_bytes(precision), free_memory(self._device)
         if need > free:
             raise ConfigError(
@@ -129,7 +129,7 @@ class Live:
             sessions=generator.sessions if generator else 0,
             tokens_per_second=self._rate.per_second(),
             quant=settings.quant,
-            dtype=settings.dtype,
+            dtype=self._dtype,
             wire_dtype=precision.wire if precision else settings.wire_dtype,
             nodes=node_statuses(self._members),
             left_out=dict(supervisor.left_out) if supervisor else {},

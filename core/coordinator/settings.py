@@ -12,6 +12,7 @@ from core.interfaces.dtypes import DType
 class CoordinatorSettings:
     """`max_nodes` None: no bound. `target_node_memory` (bytes) stands in for a node that can't tell its memory.
 
+    `dtype` None: what the quantizer asks for. `keep_head`: embedding and head are not quantized.
     `local_nodes` are started beside the coordinator, and share this machine's memory among them.
     """
 
@@ -23,7 +24,8 @@ class CoordinatorSettings:
     max_nodes: int | None = None
     local_nodes: int = 0
     quant: str = "fp16"
-    dtype: DType = DType.FP16
+    keep_head: bool = False
+    dtype: DType | None = None
     wire_dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None

@@ -36,6 +36,8 @@ class Quantizer(ABC):
     name: ClassVar[str]
     tables: ClassVar[bool] = False
     """Whether all that it packs is a Table. Embeddings, and heads tied to them, stay in the compute dtype otherwise."""
+    compute: ClassVar[DType] = DType.FP16
+    """What layers compute in where the user names nothing."""
 
     @abstractmethod
     def packed_bytes(self, shape: tuple[int, int], dtype: DType) -> int:
