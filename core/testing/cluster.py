@@ -68,14 +68,14 @@ class Program:
                     break
                 await self._grown.wait()
         if found is None:
-            raise AssertionError(f"{self} printed no {pattern!r}")
+            raise AssertionError(f"{self.name} printed nothing like {pattern!r}")
         return found
 
     async def wait(self, timeout: float = END_SECONDS) -> int:
         """The exit status. Raises AssertionError where it does not end in time."""
         with trio.move_on_after(timeout):
             return await self.process.wait()
-        raise AssertionError(f"{self} did not end within {timeout:g} s")
+        raise AssertionError(f"{self.name} did not end within {timeout:g} s")
 
     def _grow(self) -> None:
         self._grown.set()
@@ -103,6 +103,7 @@ class Cluster:
     _mark: str = field(default_factory=lambda: secrets.token_hex(8))
     _serve: tuple[str, ...] = ()
     _env: Mapping[str, str] = field(default_factory=dict)
+    _cwd: Path | None = None
 
     @property
     def api(self) -> str:
@@ -184,7 +185,7 @@ class Cluster:
             [sys.executable, "-m", "core", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            cwd=cwd,
+            cwd=cwd or self._cwd,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **self._env, _MARK: self._mark},
         )
         program = Program(name, process)
@@ -214,16 +215,20 @@ class Cluster:
 
 @asynccontextmanager
 async def open_cluster(
-    model: str | Path, *options: str, local_nodes: int = 0, env: Mapping[str, str] | None = None
+    model: str | Path,
+    *options: str,
+    local_nodes: int = 0,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> AsyncIterator[Cluster]:
     """A coordinator that serves `model` with `local_nodes` of its own, for the length of the block.
 
-    `options` go to `core serve`, `env` adds to every process's environment. It need not be ready yet: see
-    `wait_ready`. However the block ends, all processes have ended after it; AssertionError where one had to be killed.
-    What they printed is a note on whatever is raised.
+    `options` go to `core serve`; `env` adds to every process's environment, and `cwd` is where they run. The cluster
+    need not be ready yet: see `wait_ready`. However the block ends, all processes have ended after it; AssertionError
+    where one had to be killed. What they printed is a note on whatever is raised.
     """
     own = ("--node-port", "0", "--api-port", "0", "--threads", "1", "--local-nodes", str(local_nodes))
-    cluster = Cluster(str(model), _serve=(*own, *options), _env=env or {})
+    cluster = Cluster(str(model), _serve=(*own, *options), _env=env or {}, _cwd=cwd)
     failure: BaseException | None = None
     async with trio.open_nursery() as cluster._nursery:
         try:
