@@ -192,8 +192,11 @@ def _save_sharded(weights: Mapping[str, Tensor], directory: Path, shards: int) -
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
 
 
-def write_gguf(directory: Path, path: Path, quant: str = "F16") -> Path:
-    """Converts a tiny llama or qwen2 checkpoint to a GGUF file as llama.cpp's converter would, and returns `path`.
+def write_gguf(directory: Path, path: Path, quant: str = "F16", *, part_tensors: int = 0) -> Path:
+    """Converts a tiny llama, qwen2 or qwen3 checkpoint to a GGUF file as llama.cpp's converter would; returns `path`.
+
+    With `part_tensors`, a file holds so many tensors, and there are as many files as that takes: then it is the first
+    one's path, `path`'s name with -00001-of-00003 and so on, that is returned.
 
     `quant` is the type of the matrices: `F32`, `F16`, `BF16`, or one that `gguf.quants` can make, such as `Q8_0`,
     `Q5_0`, `Q4_1` and `Q4_0`. Vectors stay in F32. Of llama, the rows of q and k change places, and the frequencies of
@@ -202,7 +205,7 @@ def write_gguf(directory: Path, path: Path, quant: str = "F16") -> Path:
     import gguf
 
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    writer = gguf.GGUFWriter(path, config["model_type"])
+    writer = gguf.GGUFWriter(path, config["model_type"], split_max_tensors=part_tensors)
     _add_config(writer, config)
     _add_tokenizer(writer, directory, config)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config["model_type"].upper()], config["num_hidden_layers"])
@@ -219,7 +222,7 @@ def write_gguf(directory: Path, path: Path, quant: str = "F16") -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return path if len(writer.tensors) == 1 else path.with_stem(f"{path.stem}-00001-of-{len(writer.tensors):05d}")
 
 
 def _load(directory: Path) -> dict[str, Tensor]:

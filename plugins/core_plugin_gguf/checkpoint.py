@@ -1,14 +1,15 @@
-"""The format: one file that holds config, tokenizer and weights."""
+"""The format: config, tokenizer and weights in one file, or in the parts of one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 import numpy as np
 
 from core import Checkpoint, CheckpointError, CheckpointFormat, Progress, Source, TensorInfo
+from core.hub import Repository
 from core_plugin_gguf.config import (
     PERMUTED,
     ROPE_FACTORS,
@@ -18,8 +19,15 @@ from core_plugin_gguf.config import (
     read_config,
     read_generation_config,
 )
-from core_plugin_gguf.files import File, LocalFile, read_head
-from core_plugin_gguf.header import Header, StoredTensor
+from core_plugin_gguf.files import (
+    FIRST_LOOK_AT_MORE_PARTS,
+    File,
+    LocalFile,
+    bring_all,
+    parts_of,
+    read_head,
+)
+from core_plugin_gguf.header import StoredTensor
 from core_plugin_gguf.hub import HubFile
 from core_plugin_gguf.tokenizer import load_tokenizer
 
@@ -43,52 +51,62 @@ class GgufFormat(CheckpointFormat):
         on_hub = HUB_FILE.fullmatch(source.model)
         if on_hub is None:
             raise CheckpointError(f"there is no {source.model}", hint="check the path")
-        return GgufCheckpoint(HubFile(on_hub["repo"], on_hub["file"], source.revision, source.cache_dir))
+        repository = Repository(on_hub["repo"], on_hub["file"], source.revision, source.cache_dir)
+        return GgufCheckpoint(HubFile(repository, on_hub["file"]))
 
 
 class GgufCheckpoint(Checkpoint):
+    """One file, or several that a large model is split into: then the first one has the config and the tokenizer."""
+
     def __init__(self, file: File) -> None:
-        self._file = file
-        self._opened: BinaryIO | None = None
-        header = read_head(file)
-        metadata = Metadata(header.metadata, file.name)
+        first, *more = parts_of(file)
+        header = read_head(first)
+        metadata = Metadata(header.metadata, first.name)
+        if metadata.parts != 1 + len(more):
+            raise CheckpointError(
+                f"{first.name} says that it is one of {metadata.parts} parts",
+                "its name says otherwise",
+                "name the parts model-00001-of-00003.gguf and so on, and the first one to core",
+            )
+        heads = [(first, header), *((part, read_head(part, FIRST_LOOK_AT_MORE_PARTS)) for part in more)]
+        stored = {name: (part, at) for part, head in heads for name, at in head.tensors.items()}
+        self._first = first
+        self._opened: dict[str, BinaryIO] = {}
         self._metadata_end = header.metadata_end
-        self.config = read_config(metadata, header, _rope_factors(file, header))
+        shapes = {name: at.shape for name, (_, at) in stored.items()}
+        self.config = read_config(metadata, shapes, _rope_factors(stored))
         self.generation_config = read_generation_config(metadata)
-        self._stored = {hub_name(name): at for name, at in header.tensors.items() if name != ROPE_FACTORS}
+        self._stored = {hub_name(name): at for name, at in stored.items() if name != ROPE_FACTORS}
         self.tensors = {
-            name: TensorInfo(stored.shape, stored.type.name, stored.nbytes, file.name)
-            for name, stored in self._stored.items()
+            name: TensorInfo(at.shape, at.type.name, at.nbytes, part.name) for name, (part, at) in self._stored.items()
         }
 
     def fetch(self, names: Collection[str], progress: Progress | None = None) -> None:
-        for name in names:
-            self._find(name)
-        if names:
-            self._file.bring(progress)
+        needed = {part.name: part for part, _ in map(self._find, names)}
+        bring_all(list(needed.values()), progress)
 
     def read(self, name: str) -> Tensor:
         from core_plugin_gguf.weights import read_tensor
 
-        stored = self._find(name)
+        part, stored = self._find(name)
         heads = self._interleaved_heads(name)
         if heads and stored.shape[0] % (2 * heads):
-            raise CheckpointError(f"{name} of {self._file.name} has {stored.shape[0]} rows for {heads} heads")
-        return read_tensor(self._open(), name, stored, heads)
+            raise CheckpointError(f"{name} of {part.name} has {stored.shape[0]} rows for {heads} heads")
+        return read_tensor(self._open(part), name, stored, heads)
 
     def tokenizer(self) -> Any:
-        return load_tokenizer(self._file.peek(0, self._metadata_end), self._file.name)
+        return load_tokenizer(self._first.peek(0, self._metadata_end), self._first.name)
 
     def close(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
+        for opened in self._opened.values():
+            opened.close()
+        self._opened.clear()
 
-    def _find(self, name: str) -> StoredTensor:
+    def _find(self, name: str) -> tuple[File, StoredTensor]:
         try:
             return self._stored[name]
         except KeyError:
-            raise CheckpointError(f"{self._file.name} has no tensor {name}") from None
+            raise CheckpointError(f"{self._first.name} has no tensor {name}") from None
 
     def _interleaved_heads(self, name: str) -> int:
         if self.config["model_type"] not in PERMUTED:
@@ -97,12 +115,14 @@ class GgufCheckpoint(Checkpoint):
             return int(self.config["num_attention_heads"])
         return int(self.config["num_key_value_heads"]) if ".k_proj." in name else 0
 
-    def _open(self) -> BinaryIO:
-        if self._opened is None:
-            self._opened = self._file.bring().open("rb")
-        return self._opened
+    def _open(self, part: File) -> BinaryIO:
+        if part.name not in self._opened:
+            self._opened[part.name] = part.bring().open("rb")
+        return self._opened[part.name]
 
 
-def _rope_factors(file: File, header: Header) -> Factors | None:
-    stored = header.tensors.get(ROPE_FACTORS)
-    return None if stored is None else np.frombuffer(file.peek(stored.start, stored.nbytes), np.float32)
+def _rope_factors(stored: Mapping[str, tuple[File, StoredTensor]]) -> Factors | None:
+    if ROPE_FACTORS not in stored:
+        return None
+    part, at = stored[ROPE_FACTORS]
+    return np.frombuffer(part.peek(at.start, at.nbytes), np.float32)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from core import CheckpointError
-from core_plugin_gguf.header import Header
 
-ARCHITECTURES = ("llama", "qwen2")
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
 PERMUTED = ("llama",)
 """Families whose q and k rows GGUF stores with each head's two halves interleaved."""
 
@@ -31,6 +30,8 @@ _LAYER = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
@@ -93,13 +94,18 @@ class Metadata:
         return value
 
 
-def read_config(metadata: Metadata, header: Header, rope_factors: Factors | None) -> dict[str, Any]:
-    """The file's config.json. Raises CheckpointError for a file that can't be read here, saying what can."""
+def read_config(
+    metadata: Metadata, shapes: Mapping[str, Sequence[int]], rope_factors: Factors | None
+) -> dict[str, Any]:
+    """The file's config.json; `shapes` are those of its tensors.
+
+    Raises CheckpointError for a file that can't be read here, saying what can.
+    """
     _refuse_unsupported(metadata)
     heads = metadata.count("attention.head_count")
     hidden_size = metadata.count("embedding_length")
     rope_theta = metadata.number("rope.freq_base", 10000.0)
-    embedding = header.tensors.get("token_embd.weight")
+    embedding = shapes.get("token_embd.weight")
     if embedding is None:
         raise CheckpointError(f"{metadata.file} has no token_embd.weight", hint="use a file of the whole model")
     config = {
@@ -114,15 +120,16 @@ def read_config(metadata: Metadata, header: Header, rope_factors: Factors | None
         "rope_theta": rope_theta,
         "rope_scaling": _rope_scaling(metadata, rope_theta, rope_factors),
         "max_position_embeddings": metadata.count("context_length"),
-        "vocab_size": embedding.shape[0],
-        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "vocab_size": embedding[0],
+        "tie_word_embeddings": "output.weight" not in shapes,
         "hidden_act": "silu",
         "bos_token_id": metadata.token("bos"),
         "eos_token_id": metadata.token("eos"),
     }
+    if metadata.architecture in ("llama", "qwen3"):
+        config["attention_bias"] = "blk.0.attn_q.bias" in shapes
     if metadata.architecture == "llama":
-        config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
-        config["mlp_bias"] = "blk.0.ffn_gate.bias" in header.tensors
+        config["mlp_bias"] = "blk.0.ffn_gate.bias" in shapes
     return config
 
 
@@ -141,11 +148,6 @@ def _refuse_unsupported(metadata: Metadata) -> None:
         raise CheckpointError(
             f"{metadata.file} holds a model of the architecture {metadata.architecture!r}",
             hint=f"GGUF is read for {', '.join(ARCHITECTURES)}; use the model's safetensors",
-        )
-    if metadata.parts > 1:
-        raise CheckpointError(
-            f"{metadata.file} is one of the {metadata.parts} parts of a split file",
-            hint="merge them with llama-gguf-split --merge, or use the model's safetensors",
         )
     if metadata.get("expert_count"):
         raise CheckpointError(f"{metadata.file} holds a mixture of experts, which is not read from GGUF")

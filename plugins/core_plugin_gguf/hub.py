@@ -11,9 +11,9 @@ from core.hub import Repository
 class HubFile:
     """Its head is read from the hub, and the rest stays there until it is brought."""
 
-    def __init__(self, repo_id: str, name: str, revision: str | None, cache_dir: Path | None) -> None:
+    def __init__(self, repository: Repository, name: str) -> None:
         self.name = name
-        self._repository = Repository(repo_id, name, revision, cache_dir)
+        self._repository = repository
 
     def size(self) -> int:
         return self._repository.size(self.name)
@@ -24,3 +24,6 @@ class HubFile:
     def bring(self, progress: Progress | None = None) -> Path:
         self._repository.fetch([self.name], progress)
         return self._repository.path(self.name)
+
+    def sibling(self, name: str) -> HubFile:
+        return HubFile(self._repository, name)

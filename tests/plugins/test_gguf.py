@@ -46,7 +46,7 @@ def state_of(original: Path, tied: bool) -> dict[str, torch.Tensor]:
     return state
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("quant", "dtype"), [("F16", torch.float16), ("BF16", torch.bfloat16), ("F32", torch.float32)])
 def test_every_tensor_is_what_transformers_loads(
@@ -104,7 +104,7 @@ def test_tensors_outlive_the_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(tensor, state_of(original, tied=True)["model.norm.weight"])
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize(
     ("head_dim", "rope_scaling"),
     [
@@ -145,7 +145,7 @@ def test_generation_config_ends_at_every_end(tmp_path: Path) -> None:
     assert opened(file).generation_config == {"bos_token_id": 1, "eos_token_id": [2], "pad_token_id": 0}
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
 def test_the_tokenizer_is_the_original_one(tmp_path: Path, model_type: str) -> None:
     original, file = converted(tmp_path, model_type=model_type)
     expected = transformers.AutoTokenizer.from_pretrained(original)
@@ -345,8 +345,8 @@ def rewritten(file: Path, change: Callable[[gguf.GGUFWriter], None], architectur
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda w: w.add_string("general.architecture", "gemma3"), r"'gemma3'.*llama, qwen2"),
-        (lambda w: w.add_uint16("split.count", 3), "one of the 3 parts"),
+        (lambda w: w.add_string("general.architecture", "gemma3"), r"'gemma3'.*llama, qwen2, qwen3"),
+        (lambda w: w.add_uint16("split.count", 3), r"one of 3 parts.*model-00001-of-00003\.gguf"),
         (lambda w: w.add_uint32("llama.expert_count", 8), "mixture of experts"),
         (lambda w: w.add_head_count_kv([2, 1]), r"differ in their attention\.head_count_kv"),
         (lambda w: w.add_head_count(0), r"attention\.head_count is 0"),
