@@ -57,6 +57,15 @@ def test_devices_are_shown_with_their_memory(monkeypatch: pytest.MonkeyPatch) ->
     assert small.verdict is Verdict.WARN
 
 
+def test_what_multiplies_packed_weights_is_shown_for_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [DeviceInfo("cpu", "cpu", "Small", 8 * GIB, GIB)]
+    monkeypatch.setattr(device, "detect", lambda: found)
+    shown = {finding.subject: finding.detail for finding in checks.quantizers()}
+    assert {"quantizer int8 on cpu", "quantizer int4 on cpu"} <= set(shown)
+    assert "quantizer fp16 on cpu" not in shown
+    assert all(shown.values())
+
+
 def test_a_taken_port_is_a_warning_that_names_the_option(listener: int) -> None:
     (finding,) = checks.ports({listener: "--api-port"})
     assert finding.verdict is Verdict.WARN
