@@ -228,7 +228,9 @@ def write_gguf(directory: Path, path: Path, quant: str = "F16", *, part_tensors:
 def _load(directory: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    return {name: tensor for file in directory.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    return {
+        name: tensor for file in sorted(directory.glob("*.safetensors")) for name, tensor in load_file(file).items()
+    }
 
 
 def _interleave_halves(values: Any, heads: int) -> Any:

@@ -20,6 +20,7 @@ from core.testing.hub import LoopbackHub, loopback_hub
 
 SHARDS = [f"org/sharded/model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
 FILE = "org/quantized/deep/tiny.gguf"
+PARTS = [f"org/split/tiny-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
 
 
 @pytest.fixture
@@ -30,6 +31,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub
     tiny_checkpoint(root / "org/sharded", hidden_size=128, layers=6, shards=3)
     (root / "org/quantized/deep").mkdir(parents=True)
     write_gguf(root / "org/sharded", root / FILE)
+    (root / "org/split").mkdir()
+    write_gguf(root / "org/sharded", root / "org/split/tiny.gguf", part_tensors=20)
     with loopback_hub(root, gated=["org/closed"]) as hub:
         point_at(hub.url, monkeypatch)
         yield hub
@@ -59,7 +62,7 @@ def layer(number: int, checkpoint: Checkpoint) -> list[str]:
     return [name for name in checkpoint.tensors if name.startswith(f"model.layers.{number}.")]
 
 
-@pytest.mark.parametrize("model", ["org/single", "org/sharded", FILE])
+@pytest.mark.parametrize("model", ["org/single", "org/sharded", FILE, PARTS[0]])
 def test_it_says_and_reads_what_the_local_one_does(hub: LoopbackHub, tmp_path: Path, model: str) -> None:
     here, there = local(model, tmp_path), opened(model, tmp_path)
     assert there.config == here.config
@@ -78,15 +81,18 @@ def test_opening_downloads_no_weights(hub: LoopbackHub, tmp_path: Path) -> None:
     assert layer(5, checkpoint)
 
 
-def test_only_the_files_that_hold_the_names_are_downloaded(hub: LoopbackHub, tmp_path: Path) -> None:
-    checkpoint = opened("org/sharded", tmp_path)
+@pytest.mark.parametrize(("model", "files"), [("org/sharded", SHARDS), (PARTS[0], PARTS)], ids=["shards", "parts"])
+def test_only_the_files_that_hold_the_names_are_downloaded(
+    hub: LoopbackHub, tmp_path: Path, model: str, files: list[str]
+) -> None:
+    checkpoint = opened(model, tmp_path)
     looked = dict(hub.served)
     names = layer(5, checkpoint)
-    assert {checkpoint.tensors[name].file for name in names} == {Path(SHARDS[2]).name}
+    assert {checkpoint.tensors[name].file for name in names} == {Path(files[2]).name}
     checkpoint.fetch(names)
-    assert hub.served[SHARDS[0]] == looked[SHARDS[0]]
-    assert hub.served[SHARDS[1]] == looked[SHARDS[1]]
-    assert hub.served[SHARDS[2]] == looked[SHARDS[2]] + (tmp_path / "hub" / SHARDS[2]).stat().st_size
+    assert hub.served[files[0]] == looked[files[0]]
+    assert hub.served[files[1]] == looked[files[1]]
+    assert hub.served[files[2]] == looked[files[2]] + (tmp_path / "hub" / files[2]).stat().st_size
 
 
 def test_what_is_cached_is_not_downloaded_again(hub: LoopbackHub, tmp_path: Path) -> None:
@@ -99,10 +105,9 @@ def test_what_is_cached_is_not_downloaded_again(hub: LoopbackHub, tmp_path: Path
         assert hub.served[file] == served[file]
 
 
-@pytest.mark.parametrize("model", ["org/sharded", FILE])
-def test_progress_counts_the_bytes_of_all_files(hub: LoopbackHub, tmp_path: Path, model: str) -> None:
+@pytest.mark.parametrize(("model", "files"), [("org/sharded", SHARDS), (FILE, [FILE]), (PARTS[0], PARTS)])
+def test_progress_counts_the_bytes_of_all_files(hub: LoopbackHub, tmp_path: Path, model: str, files: list[str]) -> None:
     checkpoint = opened(model, tmp_path)
-    files = SHARDS if model == "org/sharded" else [FILE]
     total = sum((tmp_path / "hub" / file).stat().st_size for file in files)
     calls: list[tuple[int, int]] = []
     checkpoint.fetch(checkpoint.tensors, lambda done, of: calls.append((done, of)))
@@ -114,7 +119,7 @@ def test_progress_counts_the_bytes_of_all_files(hub: LoopbackHub, tmp_path: Path
     assert calls[-1] == (total, total)
 
 
-@pytest.mark.parametrize("model", ["org/single", "org/sharded", FILE])
+@pytest.mark.parametrize("model", ["org/single", "org/sharded", FILE, PARTS[0]])
 def test_without_a_hub_the_cache_serves(
     hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
