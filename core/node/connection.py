@@ -13,7 +13,7 @@ import core
 from core.errors import ChannelClosed, ConfigError, ProtocolError
 from core.interfaces.transport import Channel
 from core.link import Link, first_message
-from core.node.epoch import Epoch
+from core.node.epoch import Epoch, nothing_cached
 from core.node.peers import accept_downstream
 from core.node.state import Node
 from core.protocol.messages import (
@@ -69,6 +69,7 @@ class Connection:
             await self._end_epoch()
             self._node.holdings.drop()
             self._node.activity.become("spare")
+            await self._link.send(nothing_cached(self._node))
         elif isinstance(message, Error):
             raise ChannelClosed("the coordinator ended the link", message.message)
         elif isinstance(message, (Run, ClearCache, ConnectPeer)):

@@ -128,6 +128,7 @@ class Epoch:
         holdings, activity, epoch = self._node.holdings, self._node.activity, self.assignment.epoch
         key = StageKey.of(self.assignment)
         activity.become("loading", layers=self.layers)
+        await self._control.send(nothing_cached(self._node))
         if holdings.key == key and holdings.stage is not None:
             await self._node.compute.run(holdings.stage.caches.clear_all)
             loaded, read_bytes, seconds = holdings.stage, 0, 0.0
@@ -240,6 +241,11 @@ class Epoch:
             free = free_memory(self._node.device)
             await self._control.send(NodeState(usage.sessions, usage.tokens, usage.nbytes, free))
             await trio.sleep(_STATE_SECONDS)
+
+
+def nothing_cached(node: Node) -> NodeState:
+    """What a node reports when it lets go of an epoch's caches."""
+    return NodeState(sessions=0, kv_tokens=0, kv_bytes=0, free_memory=free_memory(node.device))
 
 
 def _run_stage(stage: Stage, batch: Run, wire: torch.dtype, last: bool) -> tuple[Tensor, int, _Usage]:

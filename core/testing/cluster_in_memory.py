@@ -20,7 +20,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core.coordinator.coordinator import Coordinator
 from core.coordinator.settings import CoordinatorSettings
-from core.errors import ChannelClosed
+from core.errors import ChannelClosed, CoreError
 from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
 from core.interfaces.engine import ClusterStatus, GenerationRequest
@@ -128,6 +128,37 @@ class _PortNoted(trio.TaskStatus[int]):
         self._told.started(value)
 
 
+class RunningText:
+    """A generation that goes on in a task of its own. `error` is what ended it, `ended_at` when, if it failed."""
+
+    def __init__(self) -> None:
+        self.begun = trio.Event()
+        self.ended = trio.Event()
+        self.error: CoreError | None = None
+        self.ended_at = math.inf
+        self._text = ""
+
+    async def run(self, coordinator: Coordinator, request: GenerationRequest) -> None:
+        try:
+            async with coordinator.generate(request) as generation:
+                async for delta in generation:
+                    self._text += delta.text
+                    self.begun.set()
+        except CoreError as error:
+            self.error = error
+        finally:
+            self.ended_at = trio.current_time()
+            self.begun.set()
+            self.ended.set()
+
+    async def result(self) -> str:
+        """The whole text once it is there. Raises what ended it early."""
+        await self.ended.wait()
+        if self.error is not None:
+            raise self.error
+        return self._text
+
+
 @dataclass(slots=True)
 class MemoryCluster:
     """Made by `memory_cluster`."""
@@ -192,6 +223,17 @@ class MemoryCluster:
         request = GenerationRequest(prompt, max_tokens=max_tokens, temperature=0)
         async with self.coordinator.generate(request) as generation:
             return "".join([delta.text async for delta in generation])
+
+    @asynccontextmanager
+    async def generating(self, prompt: str | tuple[int, ...], max_tokens: int) -> AsyncIterator[RunningText]:
+        """A greedy completion of which the first token has come when the block begins, and which goes on in it."""
+        request = GenerationRequest(prompt, max_tokens=max_tokens, temperature=0)
+        running = RunningText()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(running.run, self.coordinator, request)
+            await running.begun.wait()
+            yield running
+            nursery.cancel_scope.cancel()
 
     @asynccontextmanager
     async def join(self, node_id: str, **hello: Any) -> AsyncIterator[Link]:

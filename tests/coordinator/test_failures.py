@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,44 +14,13 @@ from trio.testing import MockClock
 
 from core.coordinator.route import VERDICT_SECONDS
 from core.errors import NotReady, RouteError
-from core.interfaces.engine import GenerationRequest
 from core.interfaces.transport import Channel
 from core.link import HEARTBEAT_SECONDS, PATIENCE_SECONDS
-from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster, pass_time
+from core.testing.cluster_in_memory import Machine, memory_cluster, pass_time
 from core.testing.transport import MemoryTransport
 
 SECONDS = 60
 TOKENS = 24
-
-
-class Generating:
-    """A generation of which the first token has come."""
-
-    def __init__(self) -> None:
-        self.error: RouteError | None = None
-        self.ended = trio.Event()
-        self.failed_at = 0.0
-
-    async def run(self, cluster: MemoryCluster, begun: trio.Event) -> None:
-        request = GenerationRequest((5, 6, 7), max_tokens=500, temperature=0)
-        try:
-            async with cluster.coordinator.generate(request) as generation:
-                async for _ in generation:
-                    begun.set()
-        except RouteError as error:
-            self.error, self.failed_at = error, trio.current_time()
-        self.ended.set()
-
-
-@asynccontextmanager
-async def generating(cluster: MemoryCluster) -> AsyncIterator[Generating]:
-    """A long generation is under way; the block is to break its route."""
-    session, begun = Generating(), trio.Event()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(session.run, cluster, begun)
-        await begun.wait()
-        assert session.error is None
-        yield session
 
 
 def sent_by(machine: Machine, kind: str) -> list[dict[str, Any]]:
@@ -70,14 +39,14 @@ async def test_a_killed_node_is_named_with_its_layers_at_once(
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, *LAYERS) as cluster:
             await cluster.ready()
-            async with generating(cluster) as session:
+            async with cluster.generating(prompt, max_tokens=400) as session:
                 killed_at = trio.current_time()
                 cluster.stop_node(victim)
                 await session.ended.wait()
-            assert session.error is not None
+            assert isinstance(session.error, RouteError)
             assert (session.error.node, session.error.layers) == (victim, LAYERS[victim])
             assert f"node '{victim}' was lost with layers {LAYERS[victim]}" in str(session.error)
-            assert session.failed_at - killed_at < PATIENCE_SECONDS, "noticed by the closed connection"
+            assert session.ended_at - killed_at < PATIENCE_SECONDS, "noticed by the closed connection"
             with pytest.raises(NotReady, match=rf"node '{victim}' was lost.*1 more node must join"):
                 await cluster.text(prompt, 1)
             await cluster.start_node(victim)
@@ -91,7 +60,7 @@ async def test_a_spare_node_takes_the_place_of_a_dead_one(model: Path, prompt: t
             await cluster.ready()
             await cluster.start_node("c")
             assert [node.state for node in cluster.coordinator.status().nodes] == ["ready", "ready", "spare"]
-            async with generating(cluster):
+            async with cluster.generating(prompt, max_tokens=400):
                 cluster.stop_node("a")
             status = await cluster.ready(after_epoch=1)
             assert {node.node_id: node.layers for node in status.nodes} == {"b": (0, 3), "c": (3, 6)}
@@ -105,9 +74,10 @@ async def test_those_that_are_left_serve_if_they_can(model: Path, prompt: tuple[
             await cluster.start_node("b")
             for dead, left in (("a", "b"), ("b", "a")):
                 epoch = cluster.coordinator.status().route_epoch
-                async with generating(cluster) as session:
+                async with cluster.generating(prompt, max_tokens=400) as session:
                     cluster.stop_node(dead)
-                assert session.error is not None
+                    await session.ended.wait()
+                assert isinstance(session.error, RouteError)
                 assert session.error.node == dead
                 if left == "a":
                     await cluster.start_node("a")
@@ -124,9 +94,10 @@ async def test_a_node_whose_connections_break_comes_back_by_itself_with_its_weig
             await cluster.ready()
             [loaded] = sent_by(cluster.machines["b"], "LOAD_COMPLETE")
             assert loaded["read_bytes"] > 0
-            async with generating(cluster) as session:
+            async with cluster.generating(prompt, max_tokens=400) as session:
                 cluster.machines["b"].sever()
-            assert session.error is not None
+                await session.ended.wait()
+            assert isinstance(session.error, RouteError)
             assert session.error.node == "b"
             status = await cluster.ready(after_epoch=1)
             assert len(status.nodes) == 2
@@ -135,19 +106,21 @@ async def test_a_node_whose_connections_break_comes_back_by_itself_with_its_weig
 
 
 @pytest.mark.parametrize("victim", ["a", "b"])
-async def test_an_unplugged_node_is_noticed_by_its_silence(model: Path, clock: MockClock, victim: str) -> None:
+async def test_an_unplugged_node_is_noticed_by_its_silence(
+    model: Path, prompt: tuple[int, ...], clock: MockClock, victim: str
+) -> None:
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a", "b") as cluster:
             await cluster.ready()
-            async with generating(cluster) as session:
+            async with cluster.generating(prompt, max_tokens=400) as session:
                 unplugged_at = trio.current_time()
                 cluster.machines[victim].unplug()
                 await pass_time(clock, PATIENCE_SECONDS + HEARTBEAT_SECONDS + VERDICT_SECONDS + 1)
                 await session.ended.wait()
-            assert session.error is not None
+            assert isinstance(session.error, RouteError)
             assert session.error.node == victim
             assert "silent for 5 s" in str(session.error)
-            assert session.failed_at - unplugged_at <= PATIENCE_SECONDS + HEARTBEAT_SECONDS + VERDICT_SECONDS
+            assert session.ended_at - unplugged_at <= PATIENCE_SECONDS + HEARTBEAT_SECONDS + VERDICT_SECONDS
             status = cluster.coordinator.status()
             assert [node.node_id for node in status.nodes] == ["b" if victim == "a" else "a"]
 
@@ -158,9 +131,10 @@ async def test_a_lost_link_between_neighbours_makes_a_new_route_of_the_same_stag
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a", "b") as cluster:
             before = await cluster.ready()
-            async with generating(cluster) as session:
+            async with cluster.generating(prompt, max_tokens=400) as session:
                 cluster.network.sever(cluster.machines["a"].port)
-            assert session.error is not None
+                await session.ended.wait()
+            assert isinstance(session.error, RouteError)
             assert "to a neighbour was lost" in str(session.error)
             assert session.error.node in ("a", "b")
             after = await cluster.ready(after_epoch=before.route_epoch)
