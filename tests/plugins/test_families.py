@@ -1,0 +1,128 @@
+"""How the configs of the families read: as published, with what they leave out, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from core_plugin_gemma.gemma import Gemma2, Gemma3
+from core_plugin_llama.llama import Llama
+from core_plugin_mistral.mistral import Mistral
+from core_plugin_phi3.phi3 import Phi3
+from core_plugin_qwen2.qwen2 import Qwen2
+from core_plugin_qwen3.qwen3 import Qwen3
+from transformers import AutoConfig
+
+from core import ConfigError
+from core.blocks import DecoderArchitecture
+
+FAMILIES: dict[str, DecoderArchitecture] = {
+    "llama": Llama(),
+    "qwen2": Qwen2(),
+    "qwen3": Qwen3(),
+    "mistral": Mistral(),
+    "gemma2": Gemma2(),
+    "gemma3_text": Gemma3(),
+    "phi3": Phi3(),
+}
+WINDOWED = {"use_sliding_window": True, "sliding_window": 1024, "max_window_layers": 5}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def config(model_type: str, **more: Any) -> dict[str, Any]:
+    """What every published config says, and `more`; without what is None."""
+    said = {
+        "model_type": model_type,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 1000,
+        "max_position_embeddings": 8192,
+        "sliding_window": 512 if model_type.startswith("gemma") else None,
+        **more,
+    }
+    return {key: value for key, value in said.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "more"),
+    [
+        ("qwen2", {}),
+        ("qwen2", {"sliding_window": 1024}),
+        ("qwen2", WINDOWED),
+        ("qwen3", WINDOWED),
+        ("qwen3", {**WINDOWED, "layer_types": [SLIDING, FULL] * 4}),
+        ("gemma2", {}),
+        ("gemma2", {"layer_types": [FULL] * 7 + [SLIDING]}),
+        ("gemma3_text", {}),
+        ("gemma3_text", {"sliding_window_pattern": 3}),
+    ],
+)
+def test_windows_are_where_transformers_has_them(model_type: str, more: dict[str, Any]) -> None:
+    said = config(model_type, **more)
+    meant = AutoConfig.for_model(**said)
+    shape = FAMILIES[model_type].shape(said)
+    expected = [meant.sliding_window if kind == SLIDING else None for kind in meant.layer_types]
+    assert [shape.window(layer) for layer in range(8)] == expected
+
+
+@pytest.mark.parametrize(("model_type", "without"), [("mistral", 4096), ("phi3", None)])
+@pytest.mark.parametrize("window", [None, 100])
+def test_one_window_for_all_layers(model_type: str, without: int | None, window: int | None) -> None:
+    shape = FAMILIES[model_type].shape({**config(model_type), "sliding_window": window})
+    assert {shape.window(layer) for layer in range(8)} == {window}
+    assert FAMILIES[model_type].shape(config(model_type)).window(7) == without
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_what_a_config_leaves_out_is_what_transformers_says(model_type: str) -> None:
+    said = config(model_type)
+    meant = AutoConfig.for_model(**said)
+    spec, shape = FAMILIES[model_type].read_config(said), FAMILIES[model_type].shape(said)
+    assert spec.tied_head == meant.tie_word_embeddings
+    assert shape.head_dim == (getattr(meant, "head_dim", None) or 64)
+    assert shape.norm_eps == meant.rms_norm_eps
+    assert shape.logit_softcap == getattr(meant, "final_logit_softcapping", None)
+    assert spec.kv_width == 2 * 2 * shape.head_dim
+
+
+def test_gemma3_in_the_old_words() -> None:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = config("gemma3_text", rope_theta=500_000.0, rope_local_base_freq=5000.0, rope_scaling=scaling)
+    meant = AutoConfig.for_model(**old).rope_parameters
+    new = config("gemma3_text", rope_parameters=meant)
+    assert (meant[FULL]["factor"], meant[SLIDING]["rope_theta"]) == (8.0, 5000.0)
+    for said in (old, new):
+        full, sliding = Gemma3().rotaries(said, 256)
+        exponents = torch.arange(128) / 128
+        assert torch.allclose(full.inverse_frequencies, 500_000.0**-exponents / 8, rtol=1e-5)
+        assert torch.allclose(sliding.inverse_frequencies, 5000.0**-exponents, rtol=1e-5)
+
+
+def test_gemma3_without_bases() -> None:
+    full, sliding = Gemma3().rotaries(config("gemma3_text"), 256)
+    assert full.inverse_frequencies[64] == pytest.approx(1e-3)
+    assert sliding.inverse_frequencies[64] == pytest.approx(1e-2)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "more", "message"),
+    [
+        ("llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
+        ("gemma2", {"hidden_activation": "silu"}, "hidden_activation = 'silu'"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping = 50\.0"),
+        ("gemma2", {"sliding_window": None}, "no 'sliding_window'"),
+        ("gemma2", {"layer_types": [FULL, "chunked_attention"] * 4}, "layer_types is not 8 times .*chunked_attention"),
+        ("gemma2", {"layer_types": [FULL]}, "layer_types is not 8 times"),
+        ("qwen2", {**WINDOWED, "max_window_layers": None}, "no 'max_window_layers'"),
+        ("phi3", {"rope_scaling": {"type": "yarn"}}, "no 'factor'"),
+        ("mistral", {"vocab_size": None}, "no 'vocab_size'"),
+    ],
+)
+def test_what_a_family_does_not_compute_is_refused(model_type: str, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FAMILIES[model_type].read_config(config(model_type, **more))
