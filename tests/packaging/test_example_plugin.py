@@ -126,3 +126,30 @@ print(linear(x).dtype, linear(x).tolist())
 
 def test_an_installed_quantizer_packs_and_multiplies(environment: Environment) -> None:
     assert environment.python(USE) == "torch.float32 [[3.0, 4.0]]\n"
+
+
+SERVE = """
+from pathlib import Path
+
+import trio
+
+from core.testing.checkpoints import tiny_checkpoint
+from core.testing.cluster import open_cluster
+
+
+async def main():
+    model = tiny_checkpoint(Path("tiny"))
+    async with open_cluster(model, "--quant", "bf16", local_nodes=1) as cluster:
+        await cluster.wait_ready()
+        async with cluster.client() as client:
+            body = {"model": cluster.model, "prompt": "Hello", "max_tokens": 4}
+            answer = await client.post("/v1/completions", json=body)
+            print(answer.status_code, answer.json()["usage"]["completion_tokens"])
+
+
+trio.run(main)
+"""
+
+
+def test_an_installed_quantizer_serves(environment: Environment) -> None:
+    assert environment.python(SERVE) == "200 4\n"
