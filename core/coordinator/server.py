@@ -60,6 +60,8 @@ class NodeServer:
                 self._traffic.member_joined(member)
                 self._members.add(member)
                 await self._listen(member)
+            if member.scope.cancelled_caught:
+                await link.end_with(Error("replaced", f"a node joined later as {member.node_id!r}"))
 
     async def _listen(self, member: Member) -> None:
         reason = ""

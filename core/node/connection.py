@@ -10,7 +10,7 @@ from importlib.metadata import version
 import trio
 
 import core
-from core.errors import ChannelClosed, ConfigError, ProtocolError
+from core.errors import ChannelClosed, ConfigError, CoreError, ProtocolError
 from core.interfaces.transport import Channel
 from core.link import Link, first_message
 from core.node.epoch import Epoch, nothing_cached
@@ -71,7 +71,7 @@ class Connection:
             self._node.activity.become("spare")
             await self._link.send(nothing_cached(self._node))
         elif isinstance(message, Error):
-            raise ChannelClosed("the coordinator ended the link", message.message)
+            raise _farewell(message)
         elif isinstance(message, (Run, ClearCache, ConnectPeer)):
             epoch = self._epoch
             if epoch is None or message.epoch != epoch.assignment.epoch:
@@ -99,6 +99,13 @@ class Connection:
             except (ChannelClosed, ProtocolError) as error:
                 if self._epoch is epoch:
                     await epoch.peer_lost("downstream", error)
+
+
+def _farewell(message: Error) -> CoreError:
+    """Two nodes of one id would push each other out for ever: the earlier one gives way."""
+    if message.code == "replaced":
+        return ConfigError("another node took this one's place", message.message, "give each a --node-id of its own")
+    return ChannelClosed("the coordinator ended the link", message.message)
 
 
 def hello(node: Node, peer_hosts: list[str], peer_port: int) -> Hello:
