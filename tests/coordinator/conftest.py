@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,22 +49,29 @@ def clock() -> MockClock:
 
 
 class Gate:
-    """While it is closed, batches wait in front of the stages. `arrived` counts them."""
+    """While it is closed, batches wait in front of the stages. `arrived` counts them, `waiting` says if one waits."""
 
     def __init__(self) -> None:
         self.arrived = 0
+        self.waiting = False
+        self._last = sys.maxsize
         self._open = threading.Event()
-        self._open.set()
 
-    def close(self) -> None:
+    def close_after(self, batches: int) -> None:
+        """Lets so many more pass."""
         self._open.clear()
+        self._last = self.arrived + batches
 
     def open(self) -> None:
+        self._last = sys.maxsize
         self._open.set()
 
     def pass_through(self) -> None:
         self.arrived += 1
-        assert self._open.wait(30)
+        if self.arrived > self._last:
+            self.waiting = True
+            assert self._open.wait(30)
+            self.waiting = False
 
 
 @pytest.fixture
@@ -99,3 +107,17 @@ class Inside:
 @pytest.fixture
 def inside() -> type[Inside]:
     return Inside
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> list[Stage]:
+    """Every stage that a node loads, as it comes."""
+    made: list[Stage] = []
+    begin = Stage.__init__
+
+    def noted(stage: Stage, *args: Any, **kwargs: Any) -> None:
+        begin(stage, *args, **kwargs)
+        made.append(stage)
+
+    monkeypatch.setattr(Stage, "__init__", noted)
+    return made

@@ -149,7 +149,7 @@ async def test_a_lost_link_between_neighbours_makes_a_new_route_of_the_same_stag
 async def test_a_node_that_dies_while_it_loads_is_waited_for_no_longer(
     model: Path, clock: MockClock, gate: Any
 ) -> None:
-    gate.close()
+    gate.close_after(0)
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a", "b") as cluster:
             await cluster.until(lambda _: gate.arrived == 1)

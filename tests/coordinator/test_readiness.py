@@ -68,7 +68,7 @@ async def test_a_model_that_does_not_fit_is_waited_for_with_the_bytes_that_are_m
 
 
 async def test_ready_means_that_a_token_came_out(model: Path, gate: Any) -> None:
-    gate.close()
+    gate.close_after(0)
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a", "b") as cluster:
             await cluster.until(lambda _: gate.arrived == 1)
