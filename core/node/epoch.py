@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -45,13 +44,6 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Usage:
-    sessions: int = 0
-    tokens: int = 0
-    nbytes: int = 0
-
-
 class Epoch:
     """`run` it in a task; `end` it before the next one begins. `downstream` is None while the coordinator relays."""
 
@@ -64,7 +56,6 @@ class Epoch:
         self._wire = torch_dtype(DType(assignment.wire_dtype))
         self._put, self._inbox = trio.open_memory_channel[Packet](_INBOX)
         self._order, self._orders = trio.open_memory_channel[ConnectPeer](1)
-        self._usage = _Usage()
         self._usage_changed = trio.Event()
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
@@ -77,7 +68,7 @@ class Epoch:
                 if stage is None:
                     return
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._report_usage)
+                    nursery.start_soon(self._report_usage, stage)
                     nursery.start_soon(self._run_batches, stage)
                     async for order in self._orders:
                         nursery.start_soon(self._take_from_upstream, order)
@@ -185,7 +176,8 @@ class Epoch:
     async def _handle(self, packet: Packet, stage: Stage) -> None:
         message = packet.message
         if isinstance(message, ClearCache):
-            self._note(await self._node.compute.run(_clear, stage, message.sessions))
+            await self._node.compute.run(stage.caches.clear, message.sessions)
+            self._usage_changed.set()
             if not self.assignment.is_last:
                 await self._hand_on(packet)
         elif isinstance(message, Run):
@@ -194,14 +186,14 @@ class Epoch:
     async def _run_batch(self, packet: Packet, batch: Run, stage: Stage) -> None:
         last = self.assignment.is_last
         try:
-            hidden, elapsed_us, usage = await self._compute(_run_stage, stage, batch, self._wire, last)
+            hidden, elapsed_us = await self._compute(_run_stage, stage, batch, self._wire, last)
         except CoreError as error:
             failure = InferenceError(
                 batch.epoch, self._node.node_id, self.layers.start, self.layers.stop, str(error)[:4096]
             )
             await self._control.send(failure, packet.request_id)
             return
-        self._note(usage)
+        self._usage_changed.set()
         compute_us = [*batch.compute_us, elapsed_us]
         if last:
             await self._control.send(HiddenState(batch.epoch, hidden, compute_us), packet.request_id)
@@ -229,17 +221,12 @@ class Epoch:
         except ChannelClosed:
             return
 
-    def _note(self, usage: _Usage) -> None:
-        self._usage = usage
-        self._usage_changed.set()
-
-    async def _report_usage(self) -> None:
+    async def _report_usage(self, stage: Stage) -> None:
+        """Counts in the compute thread, which owns the caches, but not with every batch: there may be many."""
         while True:
             await self._usage_changed.wait()
             self._usage_changed = trio.Event()
-            usage = self._usage
-            free = free_memory(self._node.device)
-            await self._control.send(NodeState(usage.sessions, usage.tokens, usage.nbytes, free))
+            await self._control.send(await self._node.compute.run(_usage_of, stage))
             await trio.sleep(_STATE_SECONDS)
 
 
@@ -248,17 +235,12 @@ def nothing_cached(node: Node) -> NodeState:
     return NodeState(sessions=0, kv_tokens=0, kv_bytes=0, free_memory=free_memory(node.device))
 
 
-def _run_stage(stage: Stage, batch: Run, wire: torch.dtype, last: bool) -> tuple[Tensor, int, _Usage]:
+def _run_stage(stage: Stage, batch: Run, wire: torch.dtype, last: bool) -> tuple[Tensor, int]:
     started = time.perf_counter_ns()
     result = stage.run(from_wire(batch.hidden), batch.segments, outputs_only=last)
     hidden = to_wire(result, wire)
-    return hidden, (time.perf_counter_ns() - started) // 1000, _usage_of(stage)
+    return hidden, (time.perf_counter_ns() - started) // 1000
 
 
-def _clear(stage: Stage, sessions: list[int]) -> _Usage:
-    stage.caches.clear(sessions)
-    return _usage_of(stage)
-
-
-def _usage_of(stage: Stage) -> _Usage:
-    return _Usage(len(stage.caches), stage.caches.tokens, stage.caches.nbytes)
+def _usage_of(stage: Stage) -> NodeState:
+    return NodeState(len(stage.caches), stage.caches.tokens, stage.caches.nbytes, free_memory(stage.device))
