@@ -80,7 +80,7 @@ def change_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor | Non
 
 def change_config(path: Path) -> None:
     config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
+    (path / "config.json").write_text(json.dumps({**config, "model_type": "wishful"}))
 
 
 def truncate(path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_truncated_file_is_named(damaged: Damaged) -> None:
 
 
 def test_an_unknown_architecture_is_refused_with_those_that_there_are(damaged: Damaged) -> None:
-    check_refused(serve(damaged(change_config)), USAGE, "mamba", "llama", "qwen2")
+    check_refused(serve(damaged(change_config)), USAGE, "wishful", "llama", "qwen2")
 
 
 @pytest.mark.parametrize("option", ["--node-port", "--api-port"])
