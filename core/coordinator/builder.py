@@ -82,8 +82,7 @@ class RouteBuilder:
         while True:
             answer = await member.answer(assignment.epoch, within=STALL_SECONDS)
             if isinstance(answer, LoadFailed):
-                member.become("failed", answer.reason)
-                member.failed_at = trio.current_time()
+                member.fail(answer.reason)
                 raise LoadRefused(
                     f"node {member.node_id!r} could not load layers [{hop.layers.start}, {hop.layers.stop})",
                     answer.reason,

@@ -45,6 +45,11 @@ class Member:
     def become(self, state: str, detail: str = "") -> None:
         self.state, self.detail, self.progress = state, detail, None
 
+    def fail(self, reason: str) -> None:
+        """It is left out of the next plans for a while."""
+        self.become("failed", reason)
+        self.layers, self.failed_at = None, trio.current_time()
+
     def post(self, answer: Answer) -> None:
         """Hands an answer to whoever builds a route with this member; old ones make room for new ones."""
         try:
@@ -54,14 +59,16 @@ class Member:
             self._mail.send_nowait(answer)
 
     async def answer(self, epoch: int, *, within: float) -> Answer:
-        """The next answer of `epoch`. Raises RouteError where the member goes, or says nothing `within` seconds."""
+        """The next answer of `epoch`. Raises RouteError where the member goes, or fails by saying nothing."""
         try:
             with trio.fail_after(within):
                 async for answer in self._mailbox:
                     if answer.epoch == epoch:
                         return answer
         except trio.TooSlowError:
-            raise self.lost(f"no answer within {within:g} s") from None
+            silence = self.lost(f"no answer within {within:g} s")
+            self.fail(silence.message)
+            raise silence from None
         raise self.lost(self.gone_because)
 
     def leave(self, reason: str) -> None:
