@@ -71,6 +71,8 @@ _SMALL: Mapping[str, Any] = {
     "index_n_heads": 2,
     "index_head_dim": 16,
     "index_topk": 8,
+    "full_attention_interval": 2,
+    "layer_group_size": 2,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
@@ -113,13 +115,16 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
 
 
 def families() -> list[str]:
-    """The model types of everything that transformers calls a causal language model, encoders left out."""
+    """The model types of what transformers calls causal language models, without encoders and what reads images."""
+    from transformers import CONFIG_MAPPING
     from transformers.models.auto import modeling_auto as auto
 
     return [
         kind
-        for kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        if kind not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES or "decoder" in kind
+        for kind, name in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
+        if (kind not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES or "decoder" in kind)
+        and name.endswith(("ForCausalLM", "LMHeadModel"))
+        and not getattr(CONFIG_MAPPING[kind], "is_encoder_decoder", False)
     ]
 
 
@@ -155,6 +160,8 @@ def _tiny_config(model_type: str, fields: Mapping[str, Any]) -> Any:
     for alias, name in kind.attribute_map.items():
         if alias in small and name in small:
             del small[alias]
+    if "kv_lora_rank" in small:
+        small["num_key_value_heads"] = small["num_attention_heads"]
     return kind(**{**small, **_OWN.get(model_type, {}), **fields})
 
 

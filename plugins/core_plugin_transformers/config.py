@@ -29,7 +29,8 @@ def read(config: Mapping[str, Any]) -> Any:
     _refuse_what_is_no_decoder(config)
     kept = {key: value for key, value in config.items() if key not in ("quantization_config", "auto_map")}
     try:
-        return CONFIG_MAPPING[kind].from_dict(kept)
+        family = CONFIG_MAPPING[kind]
+        return family.from_dict(family._decode_special_floats(kept))
     # A config class may raise anything at values that it can't use.
     except Exception as error:
         raise ConfigError(f"transformers can't read the config of this {kind} model", str(error)) from error
@@ -60,8 +61,9 @@ def _refuse_what_is_no_decoder(config: Mapping[str, Any]) -> None:
 
 def context_length(config: Any) -> int:
     for key in ("max_position_embeddings", "max_seq_len", "seq_length", "max_sequence_length"):
-        if isinstance(value := getattr(config, key, None), int) and value > 0:
-            return value
+        value = getattr(config, key, None)
+        if isinstance(value, int) and value > 0:
+            return int(value)
     return ENDLESS
 
 
@@ -75,4 +77,4 @@ def kv_width(config: Any, caching_layers: int) -> int:
         width = 2 * int(getattr(config, "num_key_value_heads", None) or heads) * int(head_dim)
     else:
         width = 0
-    return -(-width * caching_layers // int(config.num_hidden_layers))
+    return int(-(-width * caching_layers // config.num_hidden_layers))

@@ -74,9 +74,9 @@ def recipes(model: Any, tensors: Mapping[str, TensorInfo], layer_prefix: str) ->
         if conversion is None and module in packable and not in_fp32(target) and names[0].endswith(".weight"):
             recipe = _packed(module, names[0], f"{module}.bias" in sources, packable[module], state)
         else:
-            shapes = [state[target].shape if conversion is None else tensors[name].shape for name in names]
-            specs = [TensorSpec(name, tuple(shape), fp32=in_fp32(target)) for name, shape in zip(names, shapes, strict=True)]
-            recipe = Recipe(target, tuple(pairs), conversion, tuple(specs))
+            shapes = {name: state[target].shape if conversion is None else tensors[name].shape for name in names}
+            specs = tuple(TensorSpec(name, tuple(shape), fp32=in_fp32(target)) for name, shape in shapes.items())
+            recipe = Recipe(target, tuple(pairs), conversion, specs)
         found.append(recipe)
         made.update(_made_by(recipe))
     return found + [_missing(name, state[name]) for name in state if name not in made and _is_needed(model, name)]
@@ -134,15 +134,21 @@ def _fp32_test(model: Any, state: Mapping[str, Tensor]) -> Callable[[str], bool]
 
 
 def _packable(model: Any, layer_prefix: str) -> dict[str, nn.Module]:
-    """The layers' linear modules, the head and the embedding, but for those whose weights the family's code touches."""
-    ends = (model.get_output_embeddings(), model.get_input_embeddings())
+    """The layers' linear modules, the head and the embedding, but for those whose weights the family's code touches.
+
+    An embedding is packed only with a head that can be tied to what is packed.
+    """
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     found: dict[str, nn.Module] = {}
     for name, parent in model.named_modules():
         for child, module in parent.named_children():
             path = f"{name}.{child}".removeprefix(".")
-            plain = type(module) is nn.Linear or (type(module) is nn.Embedding and module is ends[1])
-            if plain and (path.startswith(layer_prefix) or module in ends) and not _touched(child, type(parent)):
+            linear = type(module) is nn.Linear and (module is head or path.startswith(layer_prefix))
+            table = type(module) is nn.Embedding and module is embedding
+            if (linear or table) and not _touched(child, type(parent)):
                 found[path] = module
+    if head.bias is not None or head not in found.values():
+        return {path: module for path, module in found.items() if module is not embedding}
     return found
 
 

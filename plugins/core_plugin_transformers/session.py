@@ -53,6 +53,9 @@ class Session:
         if self._length != start:
             self._cut(start)
         self._length = None
+
+    def expect(self, start: int) -> None:
+        """The next pass is at `start`: as many tokens are cached elsewhere."""
         self._elsewhere.length = start
 
     def commit(self, length: int) -> None:

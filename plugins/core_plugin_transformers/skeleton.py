@@ -26,9 +26,16 @@ class Absent(nn.Module):
 
     def __init__(self, layer: nn.Module, reply: int) -> None:
         super().__init__()
-        self.__dict__.update({key: value for key, value in vars(layer).items() if not key.startswith("_")})
+        self.__dict__["_layer"] = layer
         self.reply = reply
         self.result: Tensor | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """What the model looks up in the layer that this one stands in for, which has no weights."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_layer"], name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         hidden = hidden_argument(args, kwargs) if self.result is None else self.result
@@ -63,9 +70,12 @@ class Skeleton:
         """What the names of the first layer's tensors start with, up to the layer's number."""
         return f"{self.stack_name}."
 
-    def leave_out(self, layers: Collection[int], reply: int) -> None:
-        for layer in layers:
-            self.layers[layer] = Absent(self.layers[layer], reply)
+    def leave_out(self, layers: Collection[int], reply: int) -> list[Absent]:
+        """What stands in the places of `layers`."""
+        absent = [Absent(self.layers[layer], reply) for layer in layers]
+        for layer, stand_in in zip(layers, absent, strict=True):
+            self.layers[layer] = stand_in
+        return absent
 
     def fill(self, values: Mapping[str, Tensor], device: torch.device) -> None:
         """Puts `values` in their places, NaN (without taking memory) in all others, and computes the buffers."""
@@ -91,16 +101,16 @@ class Skeleton:
             "position_ids": positions[None],
             "cache_position": positions,
             "use_cache": cache is not None,
-            self.cache_argument: cache,
+            str(self.cache_argument): cache,
         }
         return model(
             inputs_embeds=embeds[None],
             **{name: value for name, value in arguments.items() if name in self._accepted},
         )
 
-    def nowhere(self, rows: int, width: int, device: torch.device) -> Tensor:
-        """Embeddings that nothing may depend on."""
-        return torch.full((rows, width), torch.nan, dtype=self.dtype, device=device)
+    def nowhere(self, like: Tensor) -> Tensor:
+        """Embeddings that nothing may depend on, of the shape and place of `like`."""
+        return torch.full_like(like, torch.nan, dtype=self.dtype)
 
 
 def probe(skeleton: Skeleton) -> tuple[int, set[str]]:
@@ -109,14 +119,14 @@ def probe(skeleton: Skeleton) -> tuple[int, set[str]]:
     No layer runs, nothing is held. Consumes the skeleton: all of its layers are left out.
     """
     outside = [name for name, module in skeleton.model.named_modules() if _is_outside(skeleton, name, module)]
-    skeleton.leave_out(range(len(skeleton.layers)), 0)
+    absent = skeleton.leave_out(range(len(skeleton.layers)), 0)
     cpu = torch.device("cpu")
     skeleton.fill({}, cpu)
     before, reached = _watch(skeleton, outside)
     width = skeleton.model.get_input_embeddings().weight.shape[1]
     failures = []
     for reply in range(REPLIES):
-        for layer in skeleton.layers:
+        for layer in absent:
             layer.reply = reply
         before.clear()
         reached.clear()

@@ -55,7 +55,7 @@ def read_spec(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> T
 
 
 def name_of(model: Any, wanted: Any) -> str:
-    return next(name for name, module in model.named_modules() if module is wanted)
+    return next(str(name) for name, module in model.named_modules() if module is wanted)
 
 
 def _is_tied(model: Any, outer: list[Recipe]) -> bool:

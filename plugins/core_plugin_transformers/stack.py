@@ -14,6 +14,12 @@ from core_plugin_transformers.skeleton import Skeleton, hidden_argument
 KEY = "transformers"
 """The name of this architecture's state among a session's."""
 
+CONTINUE = frozenset({"lfm2", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"})
+"""Recurrent families whose code takes several rows on from a state (benchmarks/families.py shows it).
+
+Others begin anew where they get more than one row, so a later chunk of a prompt goes through them row by row.
+"""
+
 
 class Stack:
     """`layers` of a skeleton that holds their weights."""
@@ -39,11 +45,19 @@ class Stack:
             session = Session(self._skeleton.config, self._layers)
             segment.state[KEY] = session
         session.begin(segment.start)
-        hidden = hidden.to(self._skeleton.dtype)
-        embeds = hidden if self._layers.start == 0 else self._skeleton.nowhere(*hidden.shape, hidden.device)
-        self._entering = hidden[None]
-        self._skeleton.run(self._skeleton.base, embeds, positions, session.cache)
+        whole = segment.start == 0 or not session.is_recurrent or self._skeleton.config.model_type in CONTINUE
+        step = len(hidden) if whole else 1
+        rows = torch.split(hidden.to(self._skeleton.dtype), step)
+        passes = zip(rows, torch.split(positions, step), strict=True)
+        left = torch.cat([self._pass(some, at, session) for some, at in passes])
         session.commit(segment.start + len(hidden))
+        return left
+
+    def _pass(self, hidden: Tensor, positions: Tensor, session: Session) -> Tensor:
+        embeds = hidden if self._layers.start == 0 else self._skeleton.nowhere(hidden)
+        self._entering = hidden[None]
+        session.expect(int(positions[0]))
+        self._skeleton.run(self._skeleton.base, embeds, positions, session.cache)
         left, self._entering, self._leaving = self._leaving, None, None
         assert left is not None
         return left.view_as(hidden)
@@ -71,10 +85,10 @@ class ModelEnds:
 
     def logits(self, hidden: Tensor) -> Tensor:
         last: Any = self._skeleton.layers[-1]
-        last.result = hidden.to(self._device, self._skeleton.dtype)[None]
-        embeds = self._skeleton.nowhere(*hidden.shape, self._device)
+        hidden = hidden.to(self._device, self._skeleton.dtype)
+        last.result = hidden[None]
         positions = torch.arange(len(hidden), device=self._device)
-        ran = self._skeleton.run(self._skeleton.model, embeds, positions)
+        ran = self._skeleton.run(self._skeleton.model, self._skeleton.nowhere(hidden), positions)
         last.result = None
         logits: Tensor = ran.logits
         return logits.view(len(hidden), -1).float()

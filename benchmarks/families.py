@@ -1,0 +1,161 @@
+"""Every decoder family of transformers, tiny, split over stages, against transformers' own logits: docs/families.md.
+
+python benchmarks/families.py            all of them, and the table
+python benchmarks/families.py gpt2 phi   these alone, and what failed
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SECONDS = 120
+PROMPT, STEPS, BACK = 24, 8, 5
+TOLERANCE = 2e-3
+"""In standard deviations of the logits, in fp32."""
+
+WORKS, FORWARD_ONLY = "works", "works, but can't go back"
+
+
+def main() -> None:
+    from core.testing.families import families
+
+    wanted = sys.argv[1:] or families()
+    results: dict[str, str] = {}
+    with ThreadPoolExecutor(4) as pool:
+        for kind, result in zip(wanted, pool.map(in_a_process, wanted), strict=True):
+            results[kind] = result
+            print(f"{kind:28} {result}", flush=True)
+    if not sys.argv[1:]:
+        (Path(__file__).parents[1] / "docs/families.md").write_text(table(results), encoding="utf-8")
+
+
+def in_a_process(kind: str) -> str:
+    """A fork, so that torch and transformers are imported once, and nothing that a family does outlives it."""
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    process = fork.Process(target=lambda: sender.send(survey(kind)))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv() if receiver.poll(SECONDS) else f"untested: no result within {SECONDS} s"
+    except EOFError:
+        return "untested: the process died"
+    finally:
+        process.kill()
+        process.join()
+
+
+def survey(kind: str) -> str:
+    import torch
+
+    from core.testing.families import tiny_family
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            path = tiny_family(Path(directory), kind)
+            expected, tokens = oracle(path)
+        except Exception as error:
+            return f"untested: no tiny model ({one_line(error)})"
+        try:
+            return compare(path, tokens, expected)
+        except Exception as error:
+            return one_line(error)
+
+
+def oracle(path: Path):  # type: ignore[no-untyped-def]
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    tokens = torch.randint(3, 250, (PROMPT + STEPS,), generator=torch.Generator().manual_seed(7)).tolist()
+    with torch.inference_mode():
+        logits = model(torch.tensor([tokens])).logits[0].float()
+    if not logits.isfinite().all() or logits.std() < 0.02:
+        raise ValueError(f"its logits are flat or not finite ({float(logits.std()):.3f})")
+    return logits, tokens
+
+
+def compare(path: Path, tokens: list[int], expected) -> str:  # type: ignore[no-untyped-def]
+    from core import DType, Source
+    from core.errors import StageError
+    from core.plugins import PluginHost
+    from core.runtime.model import Model, Precision
+
+    bound = TOLERANCE * float(expected.std())
+    plugins = PluginHost.installed()
+    goes_back = True
+    with Model.open(Source(str(path)), plugins) as model:
+        if model.architecture.name != "transformers":
+            plugins.architectures.get("transformers")
+            model = Model(model.checkpoint, plugins.architectures.get("transformers"))
+        precision = Precision(plugins.quantizers.get("fp16"), DType.FP32, DType.FP32)
+        for cuts in ([0, 4], [0, 1, 4], [0, 2, 3, 4]):
+            run = Pipeline(model, precision, cuts)
+            off = difference(run(tokens[:PROMPT], 0), expected[:PROMPT])
+            if not off < bound:
+                return f"wrong logits at {cuts}: off by {off:.2g} in prefill"
+            for i in range(PROMPT, PROMPT + STEPS):
+                if not difference(run([tokens[i]], i), expected[i : i + 1]) < bound:
+                    return f"wrong logits at {cuts}: decode step {i - PROMPT}"
+            chunks = [run(tokens[a : a + 10], a, session=2) for a in range(0, len(tokens), 10)]
+            import torch
+
+            off = difference(torch.cat(chunks), expected)
+            if not off < bound:
+                return f"wrong logits at {cuts}: off by {off:.2g} in chunked prefill"
+            back = len(tokens) - BACK
+            try:
+                again = run(tokens[back : back + 3], back)
+            except StageError as error:
+                if "can't go back" not in str(error):
+                    raise
+                goes_back = False
+                continue
+            if not difference(again, expected[back : back + 3]) < bound:
+                return f"wrong logits at {cuts} after going back"
+    return WORKS if goes_back else FORWARD_ONLY
+
+
+def difference(found, expected) -> float:  # type: ignore[no-untyped-def]
+    return float((found - expected).abs().max())
+
+
+class Pipeline:
+    def __init__(self, model, precision, cuts: list[int]) -> None:  # type: ignore[no-untyped-def]
+        import torch
+
+        cpu = torch.device("cpu")
+        ranges = [range(a, b) for a, b in itertools.pairwise(cuts)]
+        self.stages = [model.load_stage(layers, precision, cpu)[0] for layers in ranges]
+        self.ends = model.load_ends(precision, cpu)
+
+    def __call__(self, tokens: list[int], position: int, session: int = 1):  # type: ignore[no-untyped-def]
+        import torch
+
+        from core.protocol.messages import Segment
+
+        segment = Segment(session=session, position=position, rows=len(tokens), outputs=len(tokens))
+        with torch.inference_mode():
+            hidden = self.ends.embed(torch.tensor(tokens))
+        for stage in self.stages:
+            hidden = stage.run(hidden, [segment], outputs_only=False)
+        with torch.inference_mode():
+            return self.ends.logits(hidden)
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:220]
+
+
+def table(results: dict[str, str]) -> str:
+    return "\n".join(f"| {kind} | {result} |" for kind, result in results.items())
+
+
+if __name__ == "__main__":
+    main()
