@@ -62,7 +62,7 @@ class Generator:
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Session]:
         route = self.supervisor.ready_route()
-        if self.sessions >= MAX_SESSIONS:
+        if max(self.sessions, route.under_way) >= MAX_SESSIONS:
             raise Overloaded(f"{MAX_SESSIONS} sessions are running", "no more are taken at once", "try again shortly")
         self.sessions += 1
         try:

@@ -53,19 +53,20 @@ class Route:
             raise _fresh(self.failure)
         request_id, pending = format(next(self._ids), "x"), _Pending()
         self._pending[request_id] = pending
-        try:
-            await self._enter(batch, request_id)
-            with trio.fail_after(STEP_SECONDS):
-                await pending.answered.wait()
-        except trio.TooSlowError:
+        await self._enter(batch, request_id)
+        with trio.move_on_after(STEP_SECONDS):
+            await pending.answered.wait()
+        if not pending.answered.is_set():
             self.fail(RouteError("the route gave no answer", f"not within {STEP_SECONDS:g} s"))
-            raise _fresh(self.failure or RouteError("the route gave no answer")) from None
-        finally:
-            del self._pending[request_id]
         if pending.error is not None:
             raise pending.error
         assert pending.result is not None
         return pending.result
+
+    @property
+    def under_way(self) -> int:
+        """Batches between the first hop and the last, also those for which nobody waits any more."""
+        return len(self._pending)
 
     async def clear(self, sessions: list[int]) -> None:
         """Frees the sessions' caches on every hop; on a broken route there is nothing to free."""
@@ -116,6 +117,9 @@ class Route:
             await first.link.send(batch, request_id)
         except ChannelClosed as error:
             self.fail(first.lost(str(error)))
+        except trio.Cancelled:
+            del self._pending[request_id]
+            raise
 
     async def _relay(self, member: Member, packet: Packet) -> None:
         try:
@@ -124,7 +128,7 @@ class Route:
             self.fail(member.lost(str(error)))
 
     def _answer(self, request_id: str, *, result: HiddenState | None = None, error: CoreError | None = None) -> None:
-        pending = self._pending.get(request_id)
+        pending = self._pending.pop(request_id, None)
         if pending is not None:
             pending.result, pending.error = result, error
             pending.answered.set()

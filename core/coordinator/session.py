@@ -35,6 +35,7 @@ class Session:
         self._head = head
         self._compute = compute
         self._on_token = on_token
+        self._begun = False
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         answer = await self._prefill()
@@ -55,9 +56,11 @@ class Session:
             is_last = start + len(chunk) == len(self._prompt)
             segment = Segment(self._id, start, rows=len(chunk), outputs=1 if is_last else 0)
             hidden = await self._compute.run(self._head.embed, chunk)
+            self._begun = True
             answer = await self._route.run(RunPrefill(self._route.epoch, [segment], hidden))
         return answer
 
     async def free(self) -> None:
-        """Frees the session's caches on every hop."""
-        await self._route.clear([self._id])
+        """Frees the session's caches on every hop, where there are any."""
+        if self._begun:
+            await self._route.clear([self._id])

@@ -98,11 +98,6 @@ class Inside:
         self.members = live._members
         self.route: Route = live.generator.supervisor.ready_route()
 
-    @property
-    def pending(self) -> int:
-        """Batches that are waited for."""
-        return len(self.route._pending)
-
 
 @pytest.fixture
 def inside() -> type[Inside]:
