@@ -1,0 +1,34 @@
+"""What a quantized model costs in quality: the benchmark's bounds, on the first tokens of its texts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from platformdirs import user_cache_path
+
+from core.cli.demo_model import MEMBER
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.skipif(
+    not (user_cache_path("core") / "models" / Path(MEMBER).name).exists(), reason="the demo's model isn't here"
+)
+def test_a_quantized_model_predicts_nearly_as_well() -> None:
+    command = [
+        sys.executable,
+        "benchmarks/perplexity.py",
+        "--tokens",
+        "160",
+        "--quant",
+        "int8",
+        "int4",
+        "--dtype",
+        "bf16",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("%\n") == 3, done.stdout
