@@ -66,6 +66,22 @@ async def test_a_stalled_connection_swallows_messages_and_tells_nobody(autojump_
         assert waited.cancelled_caught
 
 
+async def test_one_connection_of_a_port_can_stall_alone(autojump_clock) -> None:
+    transport = MemoryTransport()
+    async with (
+        listening(transport, echo) as port,
+        transport.dial(HOST, port, timeout=1) as stalled,
+        transport.dial(HOST, port, timeout=1) as other,
+    ):
+        stalled.stall()
+        await stalled.send(b"lost")
+        with trio.move_on_after(60) as waited:
+            await stalled.receive()
+        assert waited.cancelled_caught
+        await other.send(b"still here")
+        assert await other.receive() == b"still here"
+
+
 async def test_dialling_a_stalled_port_times_out(autojump_clock) -> None:
     transport = MemoryTransport()
     async with listening(transport, echo) as port:
