@@ -10,7 +10,7 @@ from core.blocks import dequantised_dtype
 ALIGNMENT = 64
 """Rows that lie together in every layout: parts are multiples of it."""
 
-_PACKED_AT_ONCE = 1 << 22
+_PACKED_AT_ONCE = 1 << 20
 _PART = {"cpu": 1 << 19}
 _PART_ON_OTHERS = 1 << 25
 """Values in a part: what a CPU's cache holds, and what keeps a GPU busy."""
