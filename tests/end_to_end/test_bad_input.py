@@ -132,7 +132,7 @@ def test_a_port_in_use_is_named(model: Path, taken_port: str, option: str) -> No
 @pytest.mark.parametrize(
     ("option", "value", "status", "known"),
     [
-        ("--quant", "int3", FAILED, "fp16"),
+        ("--quant", "zip", FAILED, "fp16"),
         ("--device", "abacus", USAGE, "cpu"),
         ("--wire-dtype", "fp8", USAGE, "bf16"),
         ("--log-level", "loud", USAGE, "warning"),
