@@ -30,10 +30,16 @@ def read(config: Mapping[str, Any]) -> Any:
     kept = {key: value for key, value in config.items() if key not in ("quantization_config", "auto_map")}
     try:
         family = CONFIG_MAPPING[kind]
-        return family.from_dict(family._decode_special_floats(kept))
+        read = family.from_dict(family._decode_special_floats(kept))
     # A config class may raise anything at values that it can't use.
     except Exception as error:
         raise ConfigError(f"transformers can't read the config of this {kind} model", str(error)) from error
+    if getattr(read, "index_topk", None):
+        raise ConfigError(
+            f"{kind} attends to the positions that an index picks",
+            "transformers' index picks from the future of a prompt, so a prompt's logits depend on how it is cut",
+        )
+    return read
 
 
 def _refuse_what_is_no_decoder(config: Mapping[str, Any]) -> None:

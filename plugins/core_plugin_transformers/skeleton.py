@@ -56,10 +56,10 @@ class Skeleton:
         with torch.device("meta"):
             self.model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
         self.model.requires_grad_(False)
-        self.base: Any = self.model.base_model
         self.config: Any = self.model.config
         self.dtype = dtype
         self.stack_name, self.layers = _layers_of(self.model, int(self.config.num_hidden_layers))
+        self.base: Any = self.model.get_submodule(self.stack_name.rpartition(".")[0])
         self._accepted = inspect.signature(self.base.forward).parameters
         self.cache_argument = next(
             (name for name in ("cache", "past_key_values", "cache_params") if name in self._accepted), None
