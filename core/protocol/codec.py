@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
+import msgpack
 import msgspec
 
 from core.errors import ProtocolError
@@ -45,29 +46,20 @@ def encode(packet: Packet) -> Iterator[bytes]:
 
 
 def _frame(message: Message, packet: Packet) -> bytes:
-    frame = _encoder.encode(_Outgoing(message.TYPE, packet.request_id, packet.seq, message))
+    payload = msgspec.to_builtins(message, builtin_types=(bytes, memoryview, bytearray))
+    frame: bytes = msgpack.packb(
+        {"type": message.TYPE, "request_id": packet.request_id, "seq": packet.seq, "payload": payload}
+    )
     if len(frame) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a {message.TYPE} of {len(frame)} bytes is too large to send")
     return frame
 
 
-class _Outgoing(msgspec.Struct):
+class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
     type: str
     request_id: str
     seq: int
-    payload: Message
-
-
-class _Incoming(msgspec.Struct, forbid_unknown_fields=True):
-    type: str
-    request_id: str
-    seq: int
-    payload: msgspec.Raw
-
-
-_encoder = msgspec.msgpack.Encoder()
-_envelopes = msgspec.msgpack.Decoder(_Incoming)
-_payloads = {name: msgspec.msgpack.Decoder(kind) for name, kind in BY_TYPE.items()}
+    payload: dict[str, Any]
 
 
 class Decoder:
@@ -119,14 +111,16 @@ def _parse(frame: bytes) -> Packet:
     if len(frame) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a frame of {len(frame)} bytes came", f"the limit is {MAX_FRAME_BYTES}")
     try:
-        envelope = _envelopes.decode(frame)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ProtocolError("a frame came that is no message", str(error)) from None
-    decoder = _payloads.get(envelope.type)
-    if decoder is None:
+        raw = msgpack.unpackb(frame)
+        envelope = msgspec.convert(raw, _Envelope)
+    # msgpack raises its own kinds beside ValueError, and RecursionError for deep nesting.
+    except (ValueError, msgpack.UnpackException, RecursionError, msgspec.ValidationError) as error:
+        raise ProtocolError("a frame came that is no message", str(error) or type(error).__name__) from None
+    kind = BY_TYPE.get(envelope.type)
+    if kind is None:
         raise ProtocolError(f"a message of unknown type {envelope.type[:64]!r} came")
     try:
-        message = decoder.decode(envelope.payload)
-    except (msgspec.DecodeError, RecursionError) as error:
+        message = msgspec.convert(envelope.payload, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
         raise ProtocolError(f"a {envelope.type} came that does not read", str(error)) from None
     return Packet(message, envelope.request_id, envelope.seq)
