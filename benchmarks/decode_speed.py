@@ -7,6 +7,7 @@ side runs, the other waits. A split can't make one stream faster: the goal is th
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,9 +113,9 @@ def report(dtype: DType, rates: Rates) -> bool:
     print(f"\n{dtype}: {len(rates.ours)} rounds")
     print(f"ours        {spread(rates.ours, 'tokens/s', 1)}")
     print(f"generate    {spread(rates.theirs, 'tokens/s', 1)}")
-    print(f"ratio       {spread(rates.ratios)}; predicted {PREDICTED[dtype]:.2f}")
+    print(f"ratio       {spread(rates.ratios, digits=3)}; predicted {PREDICTED[dtype]:.2f}")
     print(f"text        {'the same' if rates.same_text else 'not the same: close logits fall differently'}")
-    return sorted(rates.ratios)[len(rates.ratios) // 2] >= 1
+    return statistics.median(rates.ratios) >= 1
 
 
 async def main(options: argparse.Namespace) -> None:
