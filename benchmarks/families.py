@@ -154,7 +154,63 @@ def one_line(error: Exception) -> str:
 
 
 def table(results: dict[str, str]) -> str:
-    return "\n".join(f"| {kind} | {result} |" for kind, result in results.items())
+    import transformers
+
+    works = [kind for kind, result in results.items() if result == WORKS]
+    forward = [kind for kind, result in results.items() if result == FORWARD_ONLY]
+    failing = {kind: result for kind, result in sorted(results.items()) if kind not in {*works, *forward}}
+    rows = "\n".join(f"| {kind} | {result.replace('|', '/')} |" for kind, result in failing.items())
+    return PAGE.format(
+        version=transformers.__version__,
+        count=len(works) + len(forward),
+        works=", ".join(sorted(works)),
+        forward=", ".join(sorted(forward)),
+        rows=rows,
+    )
+
+
+PAGE = """# Model families
+
+The families with an architecture of their own are in the [README](../README.md#what-it-runs). Every other decoder
+that transformers knows is computed by transformers' own code, through the architecture `transformers`: each node builds
+the model without weights, loads its layers, and leaves the others out.
+
+`python benchmarks/families.py` wrote this page with transformers {version}. For each family it makes a tiny model with
+random weights, splits its four layers over one, two and three stages, and compares the logits in fp32 with those of
+transformers: a prompt, eight decode steps, a prompt in chunks, and going back five tokens. A tiny model says that the
+family's code runs split; it does not say that each published checkpoint of the family loads.
+
+{count} families work.
+
+## All of it
+
+{works}
+
+## All but going back
+
+Layers that sum up what they have seen can't forget a token. Generating does not need it; what does gets an error.
+
+{forward}
+
+## Not
+
+A family fails with an error where its layers need more of each other than the hidden state. "untested" is said of those
+whose tiny model could not be made, or did not answer in time: they may work.
+
+| model type | why |
+|---|---|
+{rows}
+
+Encoders, models with an encoder and a decoder, and models that read images or sounds are refused. Code that comes
+with a checkpoint is never run.
+
+## What differs from the families with an architecture of their own
+
+- `--quant` packs linear layers, the embedding and the head. What a family keeps in tensors of another shape (experts
+  that are fused into one tensor, the convolutions of GPT-2) stays in `--dtype`.
+- The cache of a layer with a window keeps what slid out of it, so that going back is possible.
+- Sessions in one batch are computed one after another.
+"""
 
 
 if __name__ == "__main__":

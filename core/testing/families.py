@@ -151,6 +151,14 @@ def _tiny_config(model_type: str, fields: Mapping[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]
+    text = kind.sub_configs.get("text_config")
+    if text is None:
+        return kind(**{**_small(kind), **_OWN.get(model_type, {}), **fields})
+    return kind(text_config=text(**{**_small(text), **fields}).to_dict())
+
+
+def _small(kind: Any) -> dict[str, Any]:
+    """The fields of a config class that are set to something small."""
     known = {name for base in kind.__mro__ for name in (*vars(base), *vars(base).get("__annotations__", {}))}
     small = {
         name: value
@@ -162,7 +170,7 @@ def _tiny_config(model_type: str, fields: Mapping[str, Any]) -> Any:
             del small[alias]
     if "kv_lora_rank" in small:
         small["num_key_value_heads"] = small["num_attention_heads"]
-    return kind(**{**small, **_OWN.get(model_type, {}), **fields})
+    return small
 
 
 def _random(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from core import ConfigError
@@ -73,14 +73,17 @@ def context_length(config: Any) -> int:
     return ENDLESS
 
 
-def kv_width(config: Any, caching_layers: int) -> int:
-    """Values that a token leaves in one layer's cache, keys and values, averaged over layers that cache none."""
+def kv_width(config: Any, caching: Collection[int]) -> int:
+    """Values that a token leaves in one layer's cache, keys and values: the mean, where only `caching` layers cache."""
+    layers = config.per_layer_config
+    return -(-sum(_width(layers[layer]) for layer in caching) // len(layers))
+
+
+def _width(config: Any) -> int:
     heads = int(getattr(config, "num_attention_heads", 0) or 0)
     if getattr(config, "kv_lora_rank", None) and getattr(config, "v_head_dim", None):
-        width = heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)
-    elif heads:
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        width = 2 * int(getattr(config, "num_key_value_heads", None) or heads) * int(head_dim)
-    else:
-        width = 0
-    return int(-(-width * caching_layers // config.num_hidden_layers))
+        return heads * int(config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)
+    if heads == 0:
+        return 0
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return 2 * int(getattr(config, "num_key_value_heads", None) or heads) * int(head_dim)

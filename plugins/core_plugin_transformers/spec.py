@@ -36,7 +36,8 @@ def read_spec(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> T
     outer = [recipe for recipe in found if not recipe.target.startswith(prefix)]
     layers = [[recipe for recipe in found if recipe.target.startswith(f"{prefix}{n}.")] for n in range(count)]
     tied = _is_tied(skeleton.model, outer)
-    caching = sum(isinstance(layer, CacheLayerMixin) for layer in DynamicCache(config=own).layers)
+    cached = DynamicCache(config=own).layers
+    caching = [layer for layer in range(count) if isinstance(cached[layer], CacheLayerMixin)]
     reply, before = probe(skeleton)
     early = [recipe for recipe in outer if recipe.target.rpartition(".")[0] in before]
     return TransformersSpec(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from core import Batch, BatchSegment
+from core.errors import StageError
 from core_plugin_transformers.session import Session
 from core_plugin_transformers.skeleton import Skeleton, hidden_argument
 
@@ -59,7 +60,8 @@ class Stack:
         session.expect(int(positions[0]))
         self._skeleton.run(self._skeleton.base, embeds, positions, session.cache)
         left, self._entering, self._leaving = self._leaving, None, None
-        assert left is not None
+        if left is None or left.numel() != hidden.numel():
+            raise StageError("this family's layers hand on more than one hidden state")
         return left.view_as(hidden)
 
     def _enter(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
