@@ -10,7 +10,7 @@ import typer
 
 from core import __version__
 from core.cli import demo, doctor, node, plan, plugins, serve
-from core.errors import ConfigError, CoreError
+from core.errors import ConfigError, CoreError, PluginError
 
 app = typer.Typer(
     help="Pool machines into one cluster that serves a language model.",
@@ -50,7 +50,7 @@ def _report(error: CoreError) -> int:
     print(f"{error.title}: {error.message}" if error.message else error.title, file=sys.stderr)
     if error.hint:
         print(error.hint, file=sys.stderr)
-    return 2 if isinstance(error, ConfigError) else 1
+    return 2 if isinstance(error, (ConfigError, PluginError)) else 1
 
 
 def _print_version(wanted: bool) -> None:

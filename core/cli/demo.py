@@ -44,8 +44,7 @@ def demo(
     )
 
     async def main() -> None:
-        async with serving(settings, "127.0.0.1", api_port) as server:
-            typer.echo(f"API         {server.url}/v1")
+        async with serving(settings, "127.0.0.1", api_port, typer.echo) as server:
             await _wait_ready(server)
             await _ask(server, settings.served_model_name, question)
             if not once:

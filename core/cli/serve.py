@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,8 +88,7 @@ def serve(
     )
 
     async def main() -> None:
-        async with serving(settings, api_host, api_port) as server:
-            typer.echo(f"API         {server.url}/v1")
+        async with serving(settings, api_host, api_port, typer.echo) as server:
             typer.echo(f"nodes join  {node_host}:{server.coordinator.node_port}")
             await show_progress(server.coordinator)
             await trio.sleep_forever()
@@ -110,15 +109,22 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(settings: CoordinatorSettings, api_host: str, api_port: int) -> AsyncIterator[Server]:
-    """A coordinator with its API, until the block ends. The API answers before anything is loaded."""
+async def serving(
+    settings: CoordinatorSettings, api_host: str, api_port: int, announce: Callable[[str], None] = lambda _: None
+) -> AsyncIterator[Server]:
+    """A coordinator with its API, until the block ends. The API answers, and is announced, before anything is loaded.
+
+    The block begins when nodes can join.
+    """
     from core.gateway.server import serve_http
 
     coordinator = Coordinator(settings)
     async with trio.open_nursery() as nursery:
         host, port = await nursery.start(serve_http, coordinator, api_host, api_port)
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        announce(f"API         {url}/v1")
         await nursery.start(coordinator.run)
-        yield Server(coordinator, f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        yield Server(coordinator, url)
         nursery.cancel_scope.cancel()
 
 

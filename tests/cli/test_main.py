@@ -62,7 +62,7 @@ def test_an_unknown_option_is_a_usage_error() -> None:
 
 
 def test_an_error_is_its_line_and_its_hint(fail: Fail, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fail(PluginError("no quantizer named 'x'", "there is one fewer", "install it")) == 1
+    assert fail(PluginError("no quantizer named 'x'", "there is one fewer", "install it")) == 2
     captured = capsys.readouterr()
     assert captured.err == "no quantizer named 'x': there is one fewer\ninstall it\n"
     assert captured.out == ""

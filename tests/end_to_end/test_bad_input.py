@@ -130,18 +130,16 @@ def test_a_port_in_use_is_named(model: Path, taken_port: str, option: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "status", "known"),
+    ("option", "value", "known"),
     [
-        ("--quant", "zip", FAILED, "fp16"),
-        ("--device", "abacus", USAGE, "cpu"),
-        ("--wire-dtype", "fp8", USAGE, "bf16"),
-        ("--log-level", "loud", USAGE, "warning"),
+        ("--quant", "zip", "fp16"),
+        ("--device", "abacus", "cpu"),
+        ("--wire-dtype", "fp8", "bf16"),
+        ("--log-level", "loud", "warning"),
     ],
 )
-def test_an_unknown_name_is_refused_with_those_that_there_are(
-    model: Path, option: str, value: str, status: int, known: str
-) -> None:
-    check_refused(serve(model, option, value), status, value, known)
+def test_an_unknown_name_is_refused_with_those_that_there_are(model: Path, option: str, value: str, known: str) -> None:
+    check_refused(serve(model, option, value), USAGE, value, known)
 
 
 @pytest.mark.parametrize(
