@@ -108,9 +108,12 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention", "mamba", "attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
     "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2},
     "mpt": {"expansion_ratio": 2},
     "phi3": {"pad_token_id": 0},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"]},
+    "zaya": {"num_experts_per_tok": 1},
 }
 
 

@@ -30,7 +30,7 @@ class TransformersSpec(ModelSpec):
 
 def read_spec(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> TransformersSpec:
     skeleton = Skeleton(configs.read(config), torch.bfloat16)
-    _refuse_odd_embedding(skeleton)
+    _refuse_the_odd(skeleton)
     own, count, prefix = skeleton.config, len(skeleton.layers), skeleton.prefix
     found = recipes(skeleton.model, tensors, prefix)
     outer = [recipe for recipe in found if not recipe.target.startswith(prefix)]
@@ -65,9 +65,11 @@ def _is_tied(model: Any, outer: list[Recipe]) -> bool:
     return head in model.all_tied_weights_keys and all(recipe.target != head for recipe in outer)
 
 
-def _refuse_odd_embedding(skeleton: Skeleton) -> None:
+def _refuse_the_odd(skeleton: Skeleton) -> None:
     kind, hidden = skeleton.config.model_type, int(skeleton.config.hidden_size)
     head, table = skeleton.model.get_output_embeddings(), skeleton.model.get_input_embeddings()
+    if skeleton.cache_argument is None:
+        raise ConfigError(f"{kind} can't be split", "it keeps its state in another way than transformers' caches")
     if head is None or not hasattr(table, "weight"):
         raise ConfigError(f"{kind} can't be split", "it has no embedding or no head of its own")
     if table.weight.shape[1] != hidden:

@@ -15,7 +15,25 @@ from core_plugin_transformers.skeleton import Skeleton, hidden_argument
 KEY = "transformers"
 """The name of this architecture's state among a session's."""
 
-CONTINUE = frozenset({"lfm2", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"})
+CONTINUE = frozenset(
+    {
+        "bailing_hybrid",
+        "bamba",
+        "falcon_h1",
+        "granitemoehybrid",
+        "inkling_text",
+        "lara_mini",
+        "lfm2",
+        "lfm2_moe",
+        "lfm3",
+        "mamba2",
+        "nemotron_h",
+        "olmo_hybrid",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
+        "qwen3_next",
+    }
+)
 """Recurrent families whose code takes several rows on from a state (benchmarks/families.py shows it).
 
 Others begin anew where they get more than one row, so a later chunk of a prompt goes through them row by row.
