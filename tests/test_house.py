@@ -175,6 +175,17 @@ def test_every_library_that_is_imported_is_declared() -> None:
     assert undeclared == {}
 
 
+def test_every_dependency_is_pinned_to_a_version_within_its_range() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
+    pinned = {canonicalize_name(name): version for name, version in pins.items()}
+    wanted = [Requirement(text) for group in project["optional-dependencies"].values() for text in group]
+    wanted += [Requirement(text) for text in project["dependencies"]]
+    for requirement in wanted:
+        if requirement.name != project["name"]:
+            assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, f"{requirement} is not pinned"
+
+
 @pytest.mark.parametrize("path", python_files("core", "plugins", "tests", "benchmarks"), ids=relative)
 def test_no_python_file_is_longer_than_400_lines(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
