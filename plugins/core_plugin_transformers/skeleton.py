@@ -22,7 +22,10 @@ REPLIES = 4
 
 
 class Absent(nn.Module):
-    """A layer that lies elsewhere. `result` is what it hands on in place of its input; None hands on the input."""
+    """A layer that lies elsewhere. `result` is what it hands on in place of its input; None hands on the input.
+
+    What else the family's layers hand on is NaN.
+    """
 
     def __init__(self, layer: nn.Module, reply: int) -> None:
         super().__init__()
@@ -39,7 +42,10 @@ class Absent(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         hidden = hidden_argument(args, kwargs) if self.result is None else self.result
-        return hidden if self.reply == 0 else (hidden, None, None)[: self.reply]
+        if self.reply == 0:
+            return hidden
+        unknown = torch.full_like(hidden, torch.nan)
+        return (hidden, unknown, unknown)[: self.reply]
 
 
 def hidden_argument(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:

@@ -34,7 +34,7 @@ CONTINUE = frozenset(
         "qwen3_next",
     }
 )
-"""Recurrent families whose code takes several rows on from a state (benchmarks/families.py shows it).
+"""Recurrent families whose code takes several rows on from a state (benchmarks/_families.py shows it).
 
 Others begin anew where they get more than one row, so a later chunk of a prompt goes through them row by row.
 """

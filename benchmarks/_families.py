@@ -1,7 +1,7 @@
 """Every decoder family of transformers, tiny, split over stages, against transformers' own logits: docs/families.md.
 
-python benchmarks/families.py            all of them, and the table
-python benchmarks/families.py gpt2 phi   these alone, and what failed
+python benchmarks/_families.py            all of them, and the table
+python benchmarks/_families.py gpt2 phi   these alone, and what failed
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def main() -> None:
             results[kind] = result
             print(f"{kind:28} {result}", flush=True)
     if not sys.argv[1:]:
-        (Path(__file__).parents[1] / "docs/families.md").write_text(table(results), encoding="utf-8")
+        page = Path(__file__).parents[1] / "docs/families.md"
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(table(results), encoding="utf-8")
 
 
 def in_a_process(kind: str) -> str:
@@ -175,7 +177,7 @@ The families with an architecture of their own are in the [README](../README.md#
 that transformers knows is computed by transformers' own code, through the architecture `transformers`: each node builds
 the model without weights, loads its layers, and leaves the others out.
 
-`python benchmarks/families.py` wrote this page with transformers {version}. For each family it makes a tiny model with
+`python benchmarks/_families.py` wrote this page with transformers {version}. For each family it makes a tiny model with
 random weights, splits its four layers over one, two and three stages, and compares the logits in fp32 with those of
 transformers: a prompt, eight decode steps, a prompt in chunks, and going back five tokens. A tiny model says that the
 family's code runs split; it does not say that each published checkpoint of the family loads.
