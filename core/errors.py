@@ -46,7 +46,14 @@ class ChannelClosed(CoreError):
 
 
 class StageError(CoreError):
-    """A stage that refused or failed a batch (a gap in positions, non-finite hidden states)."""
+    """A stage that refused or failed a batch (a gap in positions, non-finite hidden states).
+
+    `node` says whose stage it was, where that is known.
+    """
+
+    def __init__(self, title: str, message: str = "", hint: str = "", *, node: str = "") -> None:
+        super().__init__(title, message, hint)
+        self.node = node
 
 
 class NotReady(CoreError):

@@ -12,7 +12,7 @@ from core.coordinator.head import Head
 from core.coordinator.members import Member
 from core.coordinator.route import Hop, Route
 from core.coordinator.settings import CoordinatorSettings
-from core.errors import ChannelClosed, CoreError, RouteError, sole_error
+from core.errors import ChannelClosed, CoreError, RouteError, StageError, sole_error
 from core.interfaces.planner import Plan
 from core.protocol.messages import (
     Assignment,
@@ -34,7 +34,7 @@ PROOF_SESSION = 0
 
 
 class LoadRefused(RouteError):
-    """A node could not load its layers: it is left out of the next plans for a while."""
+    """A node could not load or compute its layers: it is left out of the next plans for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +110,19 @@ class RouteBuilder:
         except RouteError:
             raise
         except CoreError as error:
-            raise RouteError("the route failed its proof", str(error)) from error
+            raise self._failed_proof(route, error) from error
         await route.clear([PROOF_SESSION])
         for hop in route.hops:
             hop.member.become("ready")
+
+    def _failed_proof(self, route: Route, error: CoreError) -> RouteError:
+        """A node whose stage is at fault is left out of the next plans, as one is that can't load."""
+        title, reason = "the route failed its proof", str(error)
+        for hop in route.hops:
+            if isinstance(error, StageError) and error.node == hop.member.node_id:
+                hop.member.fail(reason)
+                return LoadRefused(title, reason, node=error.node)
+        return RouteError(title, reason)
 
     def _assignment(self, epoch: int, layers: range, token: bytes, is_last: bool) -> Assignment:
         return Assignment(

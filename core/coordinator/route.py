@@ -26,7 +26,9 @@ class Hop:
 
 
 @dataclass(slots=True)
-class _Pending:
+class Ticket:
+    """A batch that is under way."""
+
     answered: trio.Event = field(default_factory=trio.Event)
     result: HiddenState | None = None
     error: CoreError | None = None
@@ -40,33 +42,41 @@ class Route:
         self.hops = tuple(hops)
         self.broken = trio.Event()
         self.failure: RouteError | None = None
-        self._pending: dict[str, _Pending] = {}
+        self._under_way: dict[str, Ticket] = {}
         self._ids = itertools.count(1)
 
     async def run(self, batch: Run) -> HiddenState:
-        """Passes `batch` through every stage.
+        """Passes `batch` through every stage: `submit` and `answer` in one."""
+        return await self.answer(await self.submit(batch))
+
+    async def submit(self, batch: Run) -> Ticket:
+        """Sends `batch` on its way. Batches keep the order in which they were submitted. Raises RouteError."""
+        if self.failure is not None:
+            raise _fresh(self.failure)
+        request_id, ticket = format(next(self._ids), "x"), Ticket()
+        self._under_way[request_id] = ticket
+        await self._enter(batch, request_id)
+        return ticket
+
+    async def answer(self, ticket: Ticket) -> HiddenState:
+        """What came out of the last stage.
 
         Raises RouteError where the route breaks meanwhile, and StageError where a stage refused or failed this
         batch; the route stands then.
         """
-        if self.failure is not None:
-            raise _fresh(self.failure)
-        request_id, pending = format(next(self._ids), "x"), _Pending()
-        self._pending[request_id] = pending
-        await self._enter(batch, request_id)
         with trio.move_on_after(STEP_SECONDS):
-            await pending.answered.wait()
-        if not pending.answered.is_set():
+            await ticket.answered.wait()
+        if not ticket.answered.is_set():
             self.fail(RouteError("the route gave no answer", f"not within {STEP_SECONDS:g} s"))
-        if pending.error is not None:
-            raise pending.error
-        assert pending.result is not None
-        return pending.result
+        if ticket.error is not None:
+            raise ticket.error
+        assert ticket.result is not None
+        return ticket.result
 
     @property
     def under_way(self) -> int:
         """Batches between the first hop and the last, also those for which nobody waits any more."""
-        return len(self._pending)
+        return len(self._under_way)
 
     async def clear(self, sessions: list[int]) -> None:
         """Frees the sessions' caches on every hop; on a broken route there is nothing to free."""
@@ -81,9 +91,9 @@ class Route:
         if self.failure is not None:
             return
         self.failure = failure
-        for pending in self._pending.values():
-            pending.error = _fresh(failure)
-            pending.answered.set()
+        for ticket in self._under_way.values():
+            ticket.error = _fresh(failure)
+            ticket.answered.set()
         self.broken.set()
 
     def member_left(self, member: Member) -> None:
@@ -118,7 +128,7 @@ class Route:
         except ChannelClosed as error:
             self.fail(first.lost(str(error)))
         except trio.Cancelled:
-            del self._pending[request_id]
+            del self._under_way[request_id]
             raise
 
     async def _relay(self, member: Member, packet: Packet) -> None:
@@ -128,10 +138,10 @@ class Route:
             self.fail(member.lost(str(error)))
 
     def _answer(self, request_id: str, *, result: HiddenState | None = None, error: CoreError | None = None) -> None:
-        pending = self._pending.pop(request_id, None)
-        if pending is not None:
-            pending.result, pending.error = result, error
-            pending.answered.set()
+        ticket = self._under_way.pop(request_id, None)
+        if ticket is not None:
+            ticket.result, ticket.error = result, error
+            ticket.answered.set()
 
     def _index(self, member: Member) -> int:
         for index, hop in enumerate(self.hops):
@@ -147,4 +157,4 @@ def _fresh(failure: RouteError) -> RouteError:
 
 def _stage_error(message: InferenceError) -> StageError:
     layers = f"[{message.layer_start}, {message.layer_end_exclusive})"
-    return StageError(f"node {message.node_id!r} failed on layers {layers}", message.message)
+    return StageError(f"node {message.node_id!r} failed on layers {layers}", message.message, node=message.node_id)

@@ -16,7 +16,6 @@ from core.protocol.messages import (
     Error,
     Hello,
     HelloAck,
-    Leave,
     LoadComplete,
     LoadFailed,
     LoadProgress,
@@ -88,8 +87,8 @@ class NodeServer:
             member.post(message)
         elif isinstance(message, (LoadComplete, LoadFailed, PeerConnected)):
             member.post(message)
-        elif isinstance(message, Leave):
-            raise ChannelClosed("it left", message.reason)
+        elif isinstance(message, Error):
+            raise ChannelClosed("it ended the link", message.message)
         else:
             await self._traffic.take(member, packet)
 

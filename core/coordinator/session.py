@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from core.coordinator.head import Decoding, Head
-from core.coordinator.route import Route
+from core.coordinator.route import Route, Ticket
 from core.interfaces.engine import Delta
 from core.protocol.messages import HiddenState, RunDecode, RunPrefill, Segment
 from core.runtime.compute import ComputeThread
 
 PREFILL_ROWS = 512
 """Rows of one prefill chunk: others' decode steps pass between two chunks."""
+MOST_CHUNKS_UNDER_WAY = 8
+"""Of one session: a node's inbox holds those of all sessions."""
 
 
 class Session:
@@ -51,13 +54,19 @@ class Session:
             position += 1
 
     async def _prefill(self) -> HiddenState:
+        """Chunks follow each other through the stages, so that every stage has one to work on."""
+        under_way: deque[Ticket] = deque()
         for start in range(0, len(self._prompt), PREFILL_ROWS):
+            if len(under_way) > min(len(self._route.hops), MOST_CHUNKS_UNDER_WAY):
+                await self._route.answer(under_way.popleft())
             chunk = self._prompt[start : start + PREFILL_ROWS]
             is_last = start + len(chunk) == len(self._prompt)
             segment = Segment(self._id, start, rows=len(chunk), outputs=1 if is_last else 0)
             hidden = await self._compute.run(self._head.embed, chunk)
             self._begun = True
-            answer = await self._route.run(RunPrefill(self._route.epoch, [segment], hidden))
+            under_way.append(await self._route.submit(RunPrefill(self._route.epoch, [segment], hidden)))
+        for ticket in under_way:
+            answer = await self._route.answer(ticket)
         return answer
 
     async def free(self) -> None:

@@ -46,8 +46,12 @@ class Connection:
             peer_port: int = await nursery.start(listen)
             await self._introduce(peer_port)
             self._node.activity.become("waiting")
-            while True:
-                await self._obey(nursery)
+            try:
+                while True:
+                    await self._obey(nursery)
+            except ProtocolError as error:
+                await self._link.end_with(Error("protocol", str(error)[:4096]))
+                raise
 
     async def _introduce(self, peer_port: int) -> None:
         await self._link.send(hello(self._node, [self._link.local_host], peer_port))

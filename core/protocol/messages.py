@@ -188,13 +188,6 @@ class Release(Message, frozen=True):
     epoch: Count
 
 
-class Leave(Message, frozen=True):
-    """Node to coordinator: going away on purpose."""
-
-    TYPE: ClassVar = "LEAVE"
-    reason: Text
-
-
 class NodeState(Message, frozen=True):
     """What a node holds now; sent when it changes."""
 

@@ -29,7 +29,6 @@ from core.protocol.messages import (
     HelloAck,
     HiddenState,
     InferenceError,
-    Leave,
     LoadComplete,
     Message,
     PeerConnected,
@@ -326,7 +325,7 @@ async def test_who_leaves_on_purpose_is_gone_at_once(model: Path) -> None:
             await cluster.ready()
             async with cluster.join("guest") as guest:
                 await cluster.until(lambda status: len(status.nodes) == 2)
-                await guest.send(Leave("quit"))
+                await guest.send(Error("end", "quit"))
                 await cluster.until(lambda status: len(status.nodes) == 1)
 
 

@@ -15,7 +15,7 @@ from core.errors import ChannelClosed, CoreError, ProtocolError, sole_error
 from core.interfaces.transport import Channel
 from core.link import HANDSHAKE_SECONDS, HEARTBEAT_SECONDS, PATIENCE_SECONDS, Link, first_message, open_link
 from core.protocol.codec import CHUNK_BYTES, Decoder, Packet, encode
-from core.protocol.messages import Chunk, HiddenState, Leave, Message, PeerLost, Ping, Pong, Tensor
+from core.protocol.messages import Chunk, Error, HiddenState, Message, PeerLost, Ping, Pong, Tensor
 from core.testing.contracts import HOST, listening
 from core.testing.transport import BUFFERED_MESSAGES, MemoryTransport
 
@@ -96,7 +96,7 @@ async def test_seq_counts_a_links_messages(transport: MemoryTransport, autojump_
     async with linked(transport, echo) as (link, _):
         with trio.fail_after(FOREVER):
             for _ in range(20):
-                await link.send(Leave(""))
+                await link.send(Error("end", ""))
             numbers = [(await link.receive()).seq for _ in range(20)]
     assert numbers == sorted(set(numbers))
 
@@ -146,9 +146,9 @@ async def test_an_idle_link_lives_on_heartbeats_alone(transport: MemoryTransport
             await link.receive()
         assert link.round_trip is not None
         assert link.round_trip >= 0
-        await link.send(Leave("still here"))
+        await link.send(Error("end", "still here"))
         with trio.fail_after(FOREVER):
-            assert (await link.receive()).message == Leave("still here")
+            assert (await link.receive()).message == Error("end", "still here")
 
 
 async def test_silence_is_noticed_after_the_patience(transport: MemoryTransport, autojump_clock: MockClock) -> None:
@@ -189,7 +189,7 @@ async def test_a_cut_connection_is_noticed_at_once(transport: MemoryTransport, a
         assert trio.current_time() == began
         await trio.sleep(HEARTBEAT_SECONDS + 0.1)
         with pytest.raises(ChannelClosed, match="the link to"):
-            await link.send(Leave(""))
+            await link.send(Error("end", ""))
 
 
 async def test_a_last_message_arrives_and_nothing_can_follow_it(
@@ -204,10 +204,10 @@ async def test_a_last_message_arrives_and_nothing_can_follow_it(
     async with linked(transport, receive_all) as (link, _):
         for number in range(50):
             await link.send(PeerLost(number, ""))
-        await link.end_with(Leave("the last"))
+        await link.end_with(Error("end", "the last"))
         with pytest.raises(ChannelClosed):
-            await link.send(Leave("after the last"))
-    assert received == [*(PeerLost(number, "") for number in range(50)), Leave("the last")]
+            await link.send(Error("end", "after the last"))
+    assert received == [*(PeerLost(number, "") for number in range(50)), Error("end", "the last")]
 
 
 async def test_what_was_sent_before_a_normal_end_arrives(transport: MemoryTransport, autojump_clock: MockClock) -> None:
@@ -240,10 +240,10 @@ async def test_a_peer_that_reads_nothing_delays_the_end_by_a_second_at_most(
     async with listening(transport, read_nothing) as port, transport.dial(HOST, port, timeout=1) as channel:
         async with open_link(channel) as link:
             for _ in range(100):
-                await link.send(Leave(""))
+                await link.send(Error("end", ""))
             began = trio.current_time()
             if last_words:
-                await link.end_with(Leave("the last"))
+                await link.end_with(Error("end", "the last"))
         assert 1 <= trio.current_time() - began <= 2
 
 
@@ -256,7 +256,7 @@ async def test_the_queue_is_bounded(transport: MemoryTransport, autojump_clock: 
         with trio.move_on_after(60) as waited:
             async with open_link(channel) as link:
                 while True:
-                    await link.send(Leave(""))
+                    await link.send(Error("end", ""))
                     sent += 1
     assert waited.cancelled_caught
     assert 256 <= sent <= 256 + BUFFERED_MESSAGES + 1
@@ -287,7 +287,7 @@ async def test_a_full_queue_stops_no_receiver(transport: MemoryTransport, autoju
 async def _send_ignoring_the_end(link: Link) -> None:
     with pytest.raises(ChannelClosed):
         while True:
-            await link.send(Leave(""))
+            await link.send(Error("end", ""))
 
 
 async def test_a_sender_that_waits_learns_of_the_end(transport: MemoryTransport, autojump_clock: MockClock) -> None:
@@ -312,7 +312,7 @@ async def test_a_cancelled_user_leaves_no_task(transport: MemoryTransport, autoj
         before = trio.lowlevel.current_statistics().tasks_living
         with trio.move_on_after(3.3) as scope:
             async with transport.dial(HOST, port, timeout=1) as channel, open_link(channel) as link:
-                await link.send(Leave(""))
+                await link.send(Error("end", ""))
                 await keep_receiving(link)
         assert scope.cancelled_caught
         await trio.testing.wait_all_tasks_blocked()

@@ -43,7 +43,7 @@ class FakeEngine:
     changed: trio.Condition = field(default_factory=trio.Condition)
 
     def status(self) -> ClusterStatus:
-        node = NodeStatus("n1", "host", "cpu", "serving", (0, 4), 10, 20, 30, self.sessions, 40, "direct", "")
+        node = NodeStatus("n1", "host", "cpu", "serving", (0, 4), 10, 20, 30, self.sessions, 40, "direct", "", None)
         return ClusterStatus(
             model=self.served_model,
             state=self.state,

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from core.errors import ChannelClosed
 from core.link import HANDSHAKE_SECONDS, Link, first_message, open_link
-from core.protocol.messages import PROTOCOL_VERSION, Error, Hello, HelloAck, Leave, Message, PeerHello
+from core.protocol.messages import PROTOCOL_VERSION, Error, Hello, HelloAck, Message, PeerHello
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.cluster_in_memory import MemoryCluster, memory_cluster, pass_time
 from core.testing.transport import LOOPBACK
@@ -107,7 +107,7 @@ async def test_a_neighbour_that_breaks_the_protocol_costs_the_route_and_nothing_
             async with peer_port(cluster) as link:
                 await link.send(PeerHello(PROTOCOL_VERSION, 1, route_token(cluster)))
                 assert isinstance(await first_message(link), HelloAck)
-                await link.send(Leave("nonsense"))
+                await link.send(Error("end", "nonsense"))
                 await cluster.ready(after_epoch=1)
             assert await cluster.text(PROMPT, 8) == before
             assert len(cluster.coordinator.status().nodes) == 2
