@@ -84,6 +84,10 @@ class Repository:
         """The file on this machine, downloaded where it isn't in the cache."""
         return self._download(name, lambda nbytes: None)
 
+    def identity(self, name: str) -> str:
+        """Differs whenever the file's content does: a commit's files never change."""
+        return f"{self.repo_id}@{self.commit}/{name}"
+
     def fetch(self, names: Collection[str], progress: Progress | None = None) -> None:
         """Downloads what isn't in the cache. `progress` counts the bytes of all `names`, and may be called from a
         thread of the downloader."""

@@ -53,6 +53,11 @@ class Checkpoint(ABC):
     tensors: Mapping[str, TensorInfo]
     """By the names that Hugging Face safetensors checkpoints use, whatever the format."""
 
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Differs whenever the files do: of a local file its size and time of change, of a hub's the commit."""
+
     @abstractmethod
     def fetch(self, names: Collection[str], progress: Progress | None = None) -> None:
         """Brings the files that hold `names` to this machine, and no others."""

@@ -15,7 +15,7 @@ from core.errors import ChannelClosed, CoreError, ProtocolError, StageError, sol
 from core.interfaces.dtypes import DType
 from core.link import Link
 from core.node.peers import dial_upstream
-from core.node.stage_loader import StageKey, StageLoader
+from core.node.stage_loader import LoadedStage, StageLoader
 from core.node.state import Node
 from core.protocol.codec import Packet
 from core.protocol.messages import (
@@ -116,27 +116,20 @@ class Epoch:
         await self._control.send(PeerLost(self.assignment.epoch, f"the link to the {which} node: {error}"))
 
     async def _load(self) -> Stage | None:
-        holdings, activity, epoch = self._node.holdings, self._node.activity, self.assignment.epoch
-        key = StageKey.of(self.assignment)
+        activity, epoch = self._node.activity, self.assignment.epoch
         activity.become("loading", layers=self.layers)
         await self._control.send(nothing_cached(self._node))
-        if holdings.key == key and holdings.stage is not None:
-            await self._node.compute.run(holdings.stage.caches.clear_all)
-            loaded, read_bytes, seconds = holdings.stage, 0, 0.0
-        else:
-            holdings.drop()
-            try:
-                loaded, read_bytes, seconds = await self._load_from_checkpoint()
-            except CoreError as error:
-                activity.become("error", str(error))
-                await self._control.send(LoadFailed(epoch, str(error)[:4096]))
-                return None
-            holdings.key, holdings.stage = key, loaded
-        await self._control.send(LoadComplete(epoch, loaded.nbytes, read_bytes, seconds))
+        try:
+            loaded = await self._load_in_thread()
+        except CoreError as error:
+            activity.become("error", str(error))
+            await self._control.send(LoadFailed(epoch, str(error)[:4096]))
+            return None
+        await self._control.send(LoadComplete(epoch, loaded.stage.nbytes, loaded.read_bytes, loaded.seconds))
         activity.become("ready", layers=self.layers)
-        return loaded
+        return loaded.stage
 
-    async def _load_from_checkpoint(self) -> tuple[Stage, int, float]:
+    async def _load_in_thread(self) -> LoadedStage:
         node, token = self._node, trio.lowlevel.current_trio_token()
         put, reports = trio.open_memory_channel[LoadProgress](64)
 
@@ -155,7 +148,7 @@ class Epoch:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._forward, reports)
                 try:
-                    loaded = await self._compute(loader.load)
+                    return await self._compute(loader.load, node.holdings)
                 except trio.Cancelled:
                     loader.abort()
                     raise
@@ -163,7 +156,6 @@ class Epoch:
                     nursery.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise sole_error(group) from None
-        return loaded.stage, loaded.read_bytes, loaded.seconds
 
     async def _forward(self, reports: trio.MemoryReceiveChannel[LoadProgress]) -> None:
         async for progress in reports:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from core.errors import CheckpointError, CoreError
-from core.interfaces.checkpoint import Progress, Source
+from core.interfaces.checkpoint import Checkpoint, Progress, Source
 from core.interfaces.dtypes import DType
 from core.plugins import PluginHost
 from core.protocol.messages import Assignment
@@ -28,23 +28,36 @@ class LoadAborted(CoreError):
 class StageKey:
     """Two assignments with equal keys are served by the same loaded weights."""
 
-    model_id: str
-    revision: str | None
+    fingerprint: str
     quant: str
     compute_dtype: str
     wire_dtype: str
     layers: range
 
     @classmethod
-    def of(cls, assignment: Assignment) -> StageKey:
+    def of(cls, assignment: Assignment, checkpoint: Checkpoint) -> StageKey:
         return cls(
-            assignment.model_id,
-            assignment.revision,
+            f"{assignment.model_id} {checkpoint.fingerprint}",
             assignment.quant,
             assignment.compute_dtype,
             assignment.wire_dtype,
             range(assignment.layer_start, assignment.layer_end_exclusive),
         )
+
+
+@dataclass(slots=True)
+class Holdings:
+    """Loaded weights outlive a connection, so that a coordinator that comes back need not wait for them."""
+
+    key: StageKey | None = None
+    stage: Stage | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.stage.nbytes if self.stage is not None else 0
+
+    def drop(self) -> None:
+        self.key = self.stage = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +88,30 @@ class StageLoader:
     def abort(self) -> None:
         self._aborted = True
 
-    def load(self) -> LoadedStage:
-        """Raises CoreError: not the coordinator's model, a damaged file, a dtype that the device lacks."""
+    def load(self, holdings: Holdings) -> LoadedStage:
+        """What `holdings` has of the very same files is kept, with empty caches; anything else makes room first.
+
+        Raises CoreError: not the coordinator's model, a damaged file, a dtype that the device lacks.
+        """
+        asked, started = self._assignment, time.monotonic()
+        with Model.open(Source(asked.model_id, asked.revision, self._cache_dir), self._plugins) as model:
+            self._refuse_other_model(model)
+            key = StageKey.of(asked, model.checkpoint)
+            if holdings.key == key and holdings.stage is not None:
+                holdings.stage.caches.clear_all()
+                return LoadedStage(holdings.stage, 0, time.monotonic() - started)
+            holdings.drop()
+            stage, read_bytes = self._read(model, key.layers)
+        holdings.key, holdings.stage = key, stage
+        return LoadedStage(stage, read_bytes, time.monotonic() - started)
+
+    def _read(self, model: Model, layers: range) -> tuple[Stage, int]:
         asked = self._assignment
-        key = StageKey.of(asked)
-        started = time.monotonic()
-        source = Source(asked.model_id, asked.revision, self._cache_dir)
         precision = Precision(
             self._plugins.quantizers.get(asked.quant), DType(asked.compute_dtype), DType(asked.wire_dtype)
         )
-        with Model.open(source, self._plugins) as model:
-            self._refuse_other_model(model)
-            model.fetch_stage(key.layers, self._progress("download"))
-            stage, read_bytes = model.load_stage(key.layers, precision, self._device, self._progress("load"))
-        return LoadedStage(stage, read_bytes, time.monotonic() - started)
+        model.fetch_stage(layers, self._progress("download"))
+        return model.load_stage(layers, precision, self._device, self._progress("load"))
 
     def _refuse_other_model(self, model: Model) -> None:
         asked = self._assignment

@@ -9,25 +9,9 @@ from pathlib import Path
 import torch
 
 from core.interfaces.transport import Transport
-from core.node.stage_loader import StageKey
+from core.node.stage_loader import Holdings
 from core.plugins import PluginHost
 from core.runtime.compute import ComputeThread
-from core.runtime.stage import Stage
-
-
-@dataclass(slots=True)
-class Holdings:
-    """Loaded weights outlive a connection, so that a coordinator that comes back need not wait for them."""
-
-    key: StageKey | None = None
-    stage: Stage | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return self.stage.nbytes if self.stage is not None else 0
-
-    def drop(self) -> None:
-        self.key = self.stage = None
 
 
 @dataclass(slots=True)

@@ -71,6 +71,7 @@ class GgufCheckpoint(Checkpoint):
         heads = [(first, header), *((part, read_head(part, FIRST_LOOK_AT_MORE_PARTS)) for part in more)]
         stored = {name: (part, at) for part, head in heads for name, at in head.tensors.items()}
         self._first = first
+        self._parts = [first, *more]
         self._opened: dict[str, BinaryIO] = {}
         self._metadata_end = header.metadata_end
         shapes = {name: at.shape for name, (_, at) in stored.items()}
@@ -80,6 +81,10 @@ class GgufCheckpoint(Checkpoint):
         self.tensors = {
             name: TensorInfo(at.shape, at.type.name, at.nbytes, part.name) for name, (part, at) in self._stored.items()
         }
+
+    @property
+    def fingerprint(self) -> str:
+        return " ".join(part.identity() for part in self._parts)
 
     def fetch(self, names: Collection[str], progress: Progress | None = None) -> None:
         needed = {part.name: part for part, _ in map(self._find, names)}

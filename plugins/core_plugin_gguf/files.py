@@ -29,6 +29,9 @@ class File(Protocol):
 
     def size(self) -> int: ...
 
+    def identity(self) -> str:
+        """Differs whenever its content does."""
+
     def peek(self, start: int, nbytes: int) -> bytes:
         """Some of its bytes, fewer where it ends before; doesn't bring it here."""
 
@@ -46,6 +49,10 @@ class LocalFile:
 
     def size(self) -> int:
         return self._path.stat().st_size
+
+    def identity(self) -> str:
+        status = self._path.stat()
+        return f"{self.name}:{status.st_size}:{status.st_mtime_ns}"
 
     def peek(self, start: int, nbytes: int) -> bytes:
         try:

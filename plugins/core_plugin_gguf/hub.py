@@ -18,6 +18,9 @@ class HubFile:
     def size(self) -> int:
         return self._repository.size(self.name)
 
+    def identity(self) -> str:
+        return self._repository.identity(self.name)
+
     def peek(self, start: int, nbytes: int) -> bytes:
         return self._repository.peek(self.name, start, nbytes)
 

@@ -66,6 +66,10 @@ class SafetensorsCheckpoint(Checkpoint):
         else:
             raise _no_weights(files)
 
+    @property
+    def fingerprint(self) -> str:
+        return " ".join(map(self._files.identity, [CONFIG, *sorted(set(self._file_of.values()))]))
+
     def fetch(self, names: Collection[str], progress: Progress | None = None) -> None:
         self._files.fetch(sorted({self._file(name) for name in names}), progress)
 

@@ -27,6 +27,9 @@ class Files(Protocol):
     def fetch(self, names: Collection[str], progress: Progress | None) -> None:
         """Brings the files here."""
 
+    def identity(self, name: str) -> str:
+        """Differs whenever the file's content does."""
+
     def missing(self, name: str) -> CheckpointError:
         """The error that says that there is no such file."""
 
@@ -56,6 +59,10 @@ class Directory:
 
     def fetch(self, names: Collection[str], progress: Progress | None) -> None:
         """Nothing to do."""
+
+    def identity(self, name: str) -> str:
+        status = self.path(name).stat()
+        return f"{name}:{status.st_size}:{status.st_mtime_ns}"
 
     def missing(self, name: str) -> CheckpointError:
         return CheckpointError(f"{self} has no {name}", hint="download it, or give another directory")
