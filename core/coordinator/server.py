@@ -22,6 +22,7 @@ from core.protocol.messages import (
     Message,
     NodeState,
     PeerConnected,
+    clipped,
 )
 
 _log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class NodeServer:
             reason = str(error)
         except ProtocolError as error:
             reason = str(error)
-            await member.link.end_with(Error("protocol", reason[:4096]))
+            await member.link.end_with(Error("protocol", clipped(reason)))
         finally:
             reason = reason or member.gone_because or "the coordinator ends"
             _log.info("node %s left: %s", member.node_id, reason)

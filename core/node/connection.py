@@ -27,6 +27,7 @@ from core.protocol.messages import (
     HelloAck,
     Release,
     Run,
+    clipped,
 )
 from core.runtime import device as devices
 
@@ -50,7 +51,7 @@ class Connection:
                 while True:
                     await self._obey(nursery)
             except ProtocolError as error:
-                await self._link.end_with(Error("protocol", str(error)[:4096]))
+                await self._link.end_with(Error("protocol", clipped(error)))
                 raise
 
     async def _introduce(self, peer_port: int) -> None:

@@ -9,12 +9,18 @@ import msgspec
 PROTOCOL_VERSION = 1
 """Raised when a message changes in a way that an older peer would misread; peers must speak the same."""
 
+MAX_TEXT = 4096
 Name = Annotated[str, msgspec.Meta(max_length=256)]
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Layer = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Secret = Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
+
+
+def clipped(text: object) -> str:
+    """`text`, an error's for instance, as far as a `Text` field takes it."""
+    return str(text)[:MAX_TEXT]
 
 
 class Message(msgspec.Struct, frozen=True):
