@@ -61,7 +61,7 @@ class RouteBuilder:
                 nursery.start_soon(_fail_when_broken, route)
                 await self._load_all(route, tokens)
                 for upstream, hop, token in zip(hops, hops[1:], tokens, strict=False):
-                    hop.member.upstream = await self._connect(epoch, upstream.member, hop.member, token)
+                    hop.member.upstream_link = await self._connect(epoch, upstream.member, hop.member, token)
                 await self._prove(route)
                 nursery.cancel_scope.cancel()
         except BaseExceptionGroup as group:
@@ -77,7 +77,7 @@ class RouteBuilder:
     async def _load(self, hop: Hop, assignment: Assignment) -> None:
         member = hop.member
         member.become("loading")
-        member.layers, member.upstream = hop.layers, ""
+        member.layers, member.upstream_link = hop.layers, ""
         await _send(member, assignment)
         while True:
             answer = await member.answer(assignment.epoch, within=STALL_SECONDS)

@@ -13,7 +13,7 @@ import torch
 import trio
 
 from core.coordinator.builder import RouteBuilder
-from core.coordinator.engine import Generator, TokenRate, node_statuses
+from core.coordinator.generator import Generator, TokenRate, node_statuses
 from core.coordinator.head import Head
 from core.coordinator.local_nodes import run_local_nodes
 from core.coordinator.members import Member, Members

@@ -36,7 +36,8 @@ class Member:
         self.progress: tuple[int, int] | None = None
         self.layers: range | None = None
         self.weight_bytes = 0
-        self.upstream = ""
+        self.upstream_link = ""
+        """How its upstream neighbour reaches it: direct, or relayed with the reason; "" where it has none."""
         self.reported = NodeState(0, 0, 0, hello.free_memory)
         self.failed_at: float | None = None
         self.gone_because = ""
@@ -52,6 +53,8 @@ class Member:
 
     def post(self, answer: Answer) -> None:
         """Hands an answer to whoever builds a route with this member; old ones make room for new ones."""
+        if self.gone_because:
+            return
         try:
             self._mail.send_nowait(answer)
         except trio.WouldBlock:
@@ -100,9 +103,6 @@ class Members:
     def __init__(self) -> None:
         self._by_id: dict[str, Member] = {}
         self._changed = trio.Event()
-
-    def __len__(self) -> int:
-        return len(self._by_id)
 
     def all(self) -> list[Member]:
         return list(self._by_id.values())

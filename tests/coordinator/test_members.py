@@ -319,6 +319,16 @@ async def test_a_node_ignores_batches_of_an_earlier_route(
                 assert sent_by(machine, "INFERENCE_ERROR") == []
 
 
+async def test_what_a_member_says_after_it_left_goes_nowhere(model: Path, inside: Any) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a") as cluster:
+            await cluster.ready()
+            [member] = inside(cluster).members.all()
+            cluster.stop_node("a")
+            await cluster.until(lambda status: not status.nodes)
+            member.post(LoadComplete(1, 1, 1, 1.0))
+
+
 async def test_who_leaves_on_purpose_is_gone_at_once(model: Path) -> None:
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a") as cluster:

@@ -16,10 +16,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core.coordinator.route import STEP_SECONDS
 from core.errors import Overloaded, RequestError, RouteError, StageError
-from core.interfaces.engine import GenerationRequest
+from core.interfaces.engine import Conversation, GenerationRequest
 from core.interfaces.transport import Channel
 from core.protocol.messages import RunDecode, Segment, Tensor
 from core.runtime.stage import Stage
+from core.runtime.tokenizer import Tokenizer
 from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster, pass_time
 
 SECONDS = 60
@@ -246,7 +247,7 @@ async def test_a_batch_that_contradicts_itself_fails_alone(
 async def test_no_more_sessions_than_the_bound(
     model: Path, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("core.coordinator.engine.MAX_SESSIONS", 2)
+    monkeypatch.setattr("core.coordinator.generator.MAX_SESSIONS", 2)
     request = GenerationRequest(prompt, max_tokens=1)
     with trio.fail_after(SECONDS):
         async with ready_cluster(model) as cluster:
@@ -315,6 +316,24 @@ async def test_what_can_not_be_had_is_refused_on_admission(
                     pass
             assert refusal.value.code == code
             assert cluster.coordinator.status().sessions == 0
+
+
+@pytest.mark.parametrize(
+    ("ids", "complaint"), [([], "the prompt is empty"), ([5, 320], "a token 320")], ids=["empty", "outside"]
+)
+async def test_a_conversation_is_checked_like_any_prompt(
+    model: Path, monkeypatch: pytest.MonkeyPatch, ids: list[int], complaint: str
+) -> None:
+    """What a chat template renders, and a tokenizer with more ids than the model makes of it, can be anything."""
+    monkeypatch.setattr(Tokenizer, "encode_chat", lambda *_: ids)
+    request = GenerationRequest(Conversation(({"role": "user", "content": "hello"},)))
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a") as cluster:
+            await cluster.ready()
+            with pytest.raises(RequestError, match=complaint) as refusal:
+                async with cluster.coordinator.generate(request):
+                    pass
+            assert refusal.value.param == "messages"
 
 
 async def test_a_context_can_be_filled_to_its_end(model: Path) -> None:

@@ -1,4 +1,4 @@
-"""The engine that the gateway is given: admits generations to the route of now, and tells the cluster's state."""
+"""Admits generations to the route of now as sessions, and counts their tokens; tells what each node is doing."""
 
 from __future__ import annotations
 
@@ -94,19 +94,25 @@ class Generator:
         return prompt, Decoding(Sampler(params), text, self.tokenizer.eos_ids, room)
 
     def _prompt_ids(self, request: GenerationRequest) -> list[int]:
-        prompt = request.prompt
-        if isinstance(prompt, Conversation):
-            return self.tokenizer.encode_chat(prompt.messages)
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids, param = self._encoded(request), _param(request)
         if not ids:
-            raise RequestError("the prompt is empty", "it has no token", "send at least one", param="prompt")
+            raise RequestError("the prompt is empty", "it has no token", "send at least one", param=param)
         vocabulary = self.model.spec.vocab_size
         outside = next((token for token in ids if not 0 <= token < vocabulary), None)
         if outside is not None:
             raise RequestError(
-                f"the prompt has a token {outside}", f"the model's go from 0 to {vocabulary - 1}", param="prompt"
+                f"the prompt has a token {outside}", f"the model's go from 0 to {vocabulary - 1}", param=param
             )
         return ids
+
+    def _encoded(self, request: GenerationRequest) -> list[int]:
+        match request.prompt:
+            case Conversation(messages):
+                return self.tokenizer.encode_chat(messages)
+            case str(text):
+                return self.tokenizer.encode(text)
+            case ids:
+                return list(ids)
 
     def _room(self, prompt: int, request: GenerationRequest) -> int:
         """How many tokens may be decoded. Raises RequestError where the context has no room for what is asked."""
@@ -117,10 +123,15 @@ class Generator:
                 f"This model's maximum context length is {context} tokens",
                 f"the request is {prompt + wanted} tokens: {prompt} in the prompt, {wanted} for the completion",
                 "shorten either",
-                param="messages" if isinstance(request.prompt, Conversation) else "prompt",
+                param=_param(request),
                 code="context_length_exceeded",
             )
         return context - prompt if request.max_tokens is None else wanted
+
+
+def _param(request: GenerationRequest) -> str:
+    """The field of the API's request that the prompt came from."""
+    return "messages" if isinstance(request.prompt, Conversation) else "prompt"
 
 
 def node_statuses(members: Members) -> tuple[NodeStatus, ...]:
@@ -140,7 +151,7 @@ def _status_of(member: Member) -> NodeStatus:
         kv_tokens=reported.kv_tokens,
         sessions=reported.sessions,
         free_memory=reported.free_memory,
-        link=member.upstream,
+        link=member.upstream_link,
         detail=member.detail,
         progress=member.progress,
     )
