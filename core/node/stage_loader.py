@@ -95,25 +95,28 @@ class StageLoader:
         """
         asked, started = self._assignment, time.monotonic()
         with Model.open(Source(asked.model_id, asked.revision, self._cache_dir), self._plugins) as model:
-            self._refuse_other_model(model)
+            precision = self._precision()
+            self._refuse_other_model(model, precision)
             key = StageKey.of(asked, model.checkpoint)
             if holdings.key == key and holdings.stage is not None:
                 holdings.stage.caches.clear_all()
                 return LoadedStage(holdings.stage, 0, time.monotonic() - started)
             holdings.drop()
-            stage, read_bytes = self._read(model, key.layers)
+            stage, read_bytes = self._read(model, key.layers, precision)
+        self._stop_if_aborted()
         holdings.key, holdings.stage = key, stage
         return LoadedStage(stage, read_bytes, time.monotonic() - started)
 
-    def _read(self, model: Model, layers: range) -> tuple[Stage, int]:
+    def _precision(self) -> Precision:
         asked = self._assignment
-        precision = Precision(
-            self._plugins.quantizers.get(asked.quant), DType(asked.compute_dtype), DType(asked.wire_dtype)
-        )
+        quantizer = self._plugins.quantizers.get(asked.quant)
+        return Precision(quantizer, DType(asked.compute_dtype), DType(asked.wire_dtype))
+
+    def _read(self, model: Model, layers: range, precision: Precision) -> tuple[Stage, int]:
         model.fetch_stage(layers, self._progress("download"))
         return model.load_stage(layers, precision, self._device, self._progress("load"))
 
-    def _refuse_other_model(self, model: Model) -> None:
+    def _refuse_other_model(self, model: Model, precision: Precision) -> None:
         asked = self._assignment
         theirs, ours = dict(asked.config), dict(model.spec.config)
         different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
@@ -123,14 +126,27 @@ class StageLoader:
                 f"the configs differ in: {', '.join(different) or 'architecture'}",
                 "remove the copy, or give both machines the same revision",
             )
+        layers = range(asked.layer_start, asked.layer_end_exclusive)
+        tensors = len(model.layer_tensor_names(layers))
+        nbytes = sum(model.layer_bytes(layer, precision) for layer in layers)
+        if (tensors, nbytes) != (asked.tensor_count, asked.total_weight_bytes):
+            raise CheckpointError(
+                f"this machine makes other layers of {asked.model_id!r} than the coordinator",
+                f"{tensors} tensors of {nbytes} bytes, not {asked.tensor_count} tensors of"
+                f" {asked.total_weight_bytes} bytes",
+                "install the same versions of core and its plugins on both",
+            )
+
+    def _stop_if_aborted(self) -> None:
+        if self._aborted:
+            raise LoadAborted("the load was called off")
 
     def _progress(self, phase: str) -> Progress:
         last = 0.0
 
         def progress(done: int, total: int) -> None:
             nonlocal last
-            if self._aborted:
-                raise LoadAborted("the load was called off")
+            self._stop_if_aborted()
             now = time.monotonic()
             if now - last >= PROGRESS_SECONDS or done >= total:
                 last = now

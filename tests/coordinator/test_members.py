@@ -168,7 +168,7 @@ class NoKernels(Quantizer):
     name = "fp16"
 
     def packed_bytes(self, shape: tuple[int, int], dtype: DType) -> int:
-        return 1
+        return PluginHost.installed().quantizers.get(self.name).packed_bytes(shape, dtype)
 
     def pack(self, weight: Any, bias: Any, *, dtype: torch.dtype, device: torch.device) -> Linear:
         raise RuntimeError("no kernel image for this device")
