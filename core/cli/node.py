@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from functools import partial
@@ -27,6 +28,7 @@ def node(
     ] = None,
     transport: Annotated[str, typer.Option(help="How machines reach each other.")] = "trio-websocket",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    peer_host: Annotated[str | None, typer.Option(hidden=True)] = None,
     end_with_stdin: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Join a cluster with this machine: load the layers that it assigns, and serve them."""
@@ -46,7 +48,10 @@ def node(
         max_memory=gigabytes(max_memory_gb),
         threads=threads,
         transport=transport,
+        peer_host=peer_host,
     )
+    if work_dir is not None:
+        logging.getLogger(__name__).warning("--work-dir is reserved: nothing is written there yet")
     plugins = PluginHost.installed()
 
     async def main() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import TypeVar
 
 import trio
 
@@ -31,6 +34,8 @@ STALL_SECONDS = 180.0
 """A node that loads says how far it is; one that says nothing for this long has failed."""
 LINK_SECONDS = 30.0
 PROOF_SESSION = 0
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class LoadRefused(RouteError):
@@ -95,18 +100,18 @@ class RouteBuilder:
 
     async def _connect(self, epoch: int, upstream: Member, member: Member, token: bytes) -> str:
         """How `upstream` reaches `member`: "direct", or "relayed" with the reason."""
-        await _send(member, ConnectPeer(epoch, upstream.hello.peer_hosts, upstream.hello.peer_port, token))
+        await _send(member, ConnectPeer(epoch, _hosts_of(upstream, member), upstream.hello.peer_port, token))
         while True:
             answer = await member.answer(epoch, within=LINK_SECONDS)
             if isinstance(answer, PeerConnected):
                 return "direct" if answer.direct else f"relayed by the coordinator: {answer.reason}"
 
     async def _prove(self, route: Route) -> None:
-        hidden = await self.compute.run(self.head.embed, [0])
+        hidden = await self._compute(self.head.embed, [0])
         segment = Segment(session=PROOF_SESSION, position=0, rows=1, outputs=1)
         try:
             answer = await route.run(RunPrefill(route.epoch, [segment], hidden))
-            await self.compute.run(self.head.check, answer.hidden)
+            await self._compute(self.head.check, answer.hidden)
         except RouteError:
             raise
         except CoreError as error:
@@ -114,6 +119,16 @@ class RouteBuilder:
         await route.clear([PROOF_SESSION])
         for hop in route.hops:
             hop.member.become("ready")
+
+    async def _compute(self, call: Callable[..., T], *args: object) -> T:
+        """In the compute thread, where torch and plugins may raise anything."""
+        try:
+            return await self.compute.run(call, *args)
+        except CoreError:
+            raise
+        except Exception as error:
+            _log.exception("the coordinator's head failed")
+            raise RouteError("the coordinator's head failed", f"{type(error).__name__}: {error}") from error
 
     def _failed_proof(self, route: Route, error: CoreError) -> RouteError:
         """A node whose stage is at fault is left out of the next plans, as one is that can't load."""
@@ -141,6 +156,20 @@ class RouteBuilder:
             total_weight_bytes=sum(self.model.layer_bytes(layer, self.precision) for layer in layers),
             link_token=token,
         )
+
+
+def _hosts_of(upstream: Member, member: Member) -> list[str]:
+    """Where `member` can dial `upstream`: one on the coordinator's own machine, where it found the coordinator."""
+    if _is_loopback(upstream.link.local_host) and not _is_loopback(member.link.local_host):
+        return [member.link.local_host]
+    return upstream.hello.peer_hosts
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False  # a transport may have addresses of its own kind
 
 
 async def _send(member: Member, message: Assignment | ConnectPeer | ClearCache) -> None:

@@ -30,6 +30,9 @@ from core.runtime.device import default_threads, free_memory, pick, torch_dtype
 from core.runtime.model import Model, Precision, choose_wire
 from core.runtime.tokenizer import Tokenizer
 
+LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where this machine itself dials what listens on all its addresses."""
+
 
 class Note(Protocol):
     """Told, from any thread, what the coordinator is at, with bytes done and in all where there are any."""
@@ -59,6 +62,7 @@ class Live:
         self._planner = plugins.planners.get(settings.planner)
         self._transport = plugins.transports.get(settings.transport)
         self._device = pick(settings.device)
+        self._free_at_start = free_memory(self._device)
 
     @asynccontextmanager
     async def serving_nodes(self) -> AsyncIterator[int]:
@@ -75,18 +79,18 @@ class Live:
 
     async def run(self) -> None:
         settings = self._settings
-        async with open_compute_thread("head") as compute:
-            await compute.run(torch.set_num_threads, settings.threads or default_threads())
-            self._note("opening the model")
-            with ExitStack() as stack:
-                opening = Model.open(settings.source, self._plugins)
-                model = await trio.to_thread.run_sync(stack.enter_context, opening)
+        # The checkpoint is closed after the thread has ended that reads it.
+        with ExitStack() as stack:
+            async with open_compute_thread("head") as compute:
+                await compute.run(torch.set_num_threads, settings.threads or default_threads())
+                self._note("opening the model")
+                model = await compute.run(stack.enter_context, Model.open(settings.source, self._plugins))
                 loaded = await compute.run(self._load, model)
                 await self._serve(model, loaded, compute)
 
     async def _serve(self, model: Model, loaded: _Loaded, compute: ComputeThread) -> None:
         builder = RouteBuilder(self._settings, model, loaded.precision, loaded.head, compute)
-        self._supervisor = Supervisor(self._settings, self._members, self._planner, builder)
+        self._supervisor = Supervisor(self._settings, self._members, self._planner, builder, self._free_at_start)
         self.generator = Generator(
             model, loaded.precision, loaded.tokenizer, loaded.head, compute, self._supervisor, self._rate
         )
@@ -149,8 +153,10 @@ class Live:
 
     def _local_command(self, port: int) -> tuple[list[str], list[str]]:
         settings = self._settings
-        host = "127.0.0.1" if settings.node_host in ("0.0.0.0", "::", "localhost") else settings.node_host
+        host = LOOPBACK_OF.get(settings.node_host, settings.node_host)
         options = ["--cluster-host", host, "--cluster-port", str(port), "--device", settings.device]
+        if settings.node_host in LOOPBACK_OF:
+            options += ["--peer-host", settings.node_host]
         options += ["--transport", settings.transport]
         options += ["--log-level", logging.getLevelName(logging.root.level).lower()]
         if settings.threads is not None:

@@ -30,8 +30,14 @@ class Supervisor:
     """The route of now, if any; and in `state` and `detail`, what stands between the cluster and being ready."""
 
     def __init__(
-        self, settings: CoordinatorSettings, members: Members, planner: Planner, builder: RouteBuilder
+        self,
+        settings: CoordinatorSettings,
+        members: Members,
+        planner: Planner,
+        builder: RouteBuilder,
+        free_at_start: int,
     ) -> None:
+        """`free_at_start`: bytes that the device of this machine had free before anything was loaded."""
         self.state = "waiting"
         self.detail = ""
         self.required = settings.min_nodes
@@ -41,6 +47,7 @@ class Supervisor:
         self._members = members
         self._planner = planner
         self._builder = builder
+        self._free_at_start = free_at_start
         self._route: Route | None = None
         self._lost = ""
 
@@ -123,16 +130,29 @@ class Supervisor:
             self._settings.min_nodes,
             self._settings.max_nodes,
         )
-        return self._planner.plan(request)
+        try:
+            return self._planner.plan(request)
+        except PlanError:
+            raise
+        except Exception as error:
+            _log.exception("the planner %s failed", self._settings.planner)
+            raise PlanError(
+                f"the planner {self._settings.planner!r} failed", f"{type(error).__name__}: {error}"
+            ) from error
 
     def _candidate(self, member: Member) -> Candidate:
         hello = member.hello
-        memory = float(hello.free_memory or self._settings.target_node_memory or 0)
         if self._settings.local_nodes and member.node_id.startswith(LOCAL_PREFIX):
-            ends = self._builder.model.ends_bytes(self._builder.precision)
-            memory = max(0.0, memory - ends) / self._settings.local_nodes
+            memory = self._local_memory()
+        else:
+            memory = float(hello.free_memory or self._settings.target_node_memory or 0)
         usable = node_memory(memory, capped=hello.max_memory_bytes is not None)
         return Candidate(member.node_id, usable, hello.selected_device)
+
+    def _local_memory(self) -> float:
+        """Each local node's share, whatever the coordinator and its siblings hold by the time it measures."""
+        ends = self._builder.model.ends_bytes(self._builder.precision)
+        return max(0, self._free_at_start - ends) / self._settings.local_nodes
 
     async def _build(self, plan: Plan) -> Route:
         self.epoch += 1
@@ -161,6 +181,7 @@ class Supervisor:
         if self._route is not None:
             self._route.fail(RouteError("the route is planned anew", self._lost))
         self._route = None
+        self.required = self._settings.min_nodes
         for member in self._members.all():
             if member.state != "failed":
                 member.become("idle")

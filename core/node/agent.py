@@ -27,8 +27,10 @@ _log = logging.getLogger(__name__)
 
 
 async def run_node(settings: NodeSettings, plugins: PluginHost, activity: Activity) -> None:
-    """Serves until cancelled. Raises ConfigError for a device that isn't there, or a coordinator of another protocol.
+    """Serves until cancelled.
 
+    Raises ConfigError for a device that isn't there, a coordinator of another protocol, or another node that took
+    this one's id.
     A coordinator that goes away, or isn't there yet, is dialled again after a wait that doubles up to 10 s.
     """
     # Python code in the compute thread would hold the interpreter for 5 ms at a time, and messages would wait.
@@ -42,6 +44,7 @@ async def run_node(settings: NodeSettings, plugins: PluginHost, activity: Activi
             device=device,
             max_memory=settings.max_memory,
             cache_dir=settings.hf_cache_dir,
+            peer_host=settings.peer_host,
             compute=compute,
             transport=transport,
             plugins=plugins,

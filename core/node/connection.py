@@ -33,8 +33,8 @@ from core.runtime import device as devices
 
 
 class Connection:
-    """`run` never returns. It raises ChannelClosed when the coordinator goes, ProtocolError when it talks nonsense,
-    ConfigError when it refuses this node for good."""
+    """`run` never returns. It raises, in an exception group, ChannelClosed when the coordinator goes, ProtocolError
+    when it talks nonsense, ConfigError when it refuses this node for good."""
 
     def __init__(self, node: Node, link: Link) -> None:
         self._node = node
@@ -43,7 +43,8 @@ class Connection:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            listen = partial(self._node.transport.listen, self._link.local_host, 0, self._accept_peer)
+            host = self._node.peer_host or self._link.local_host
+            listen = partial(self._node.transport.listen, host, 0, self._accept_peer)
             peer_port: int = await nursery.start(listen)
             await self._introduce(peer_port)
             self._node.activity.become("waiting")
@@ -72,9 +73,8 @@ class Connection:
             nursery.start_soon(self._epoch.run)
         elif isinstance(message, Release):
             await self._end_epoch()
-            self._node.holdings.drop()
             self._node.activity.become("spare")
-            await self._link.send(nothing_cached(self._node))
+            nursery.start_soon(self._let_go)
         elif isinstance(message, Error):
             raise _farewell(message)
         elif isinstance(message, (Run, ClearCache, ConnectPeer)):
@@ -87,6 +87,11 @@ class Connection:
                 epoch.put(packet)
         else:
             raise ProtocolError(f"the coordinator sent a {message.TYPE}")
+
+    async def _let_go(self) -> None:
+        """In the compute thread, behind a load that was called off and still runs to its end there."""
+        await self._node.compute.run(self._node.holdings.drop)
+        await self._link.send(nothing_cached(self._node))
 
     async def _end_epoch(self) -> None:
         if self._epoch is not None:

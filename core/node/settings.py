@@ -8,7 +8,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """`max_memory` in bytes, None for what the device has free. `threads` None leaves one core to the event loop."""
+    """`max_memory` in bytes, None for what the device has free. `threads` None leaves one core to the event loop.
+
+    `peer_host`: where the neighbour's link is awaited; None is the address at which the coordinator is reached.
+    """
 
     node_id: str
     cluster_host: str = "127.0.0.1"
@@ -18,4 +21,5 @@ class NodeSettings:
     work_dir: Path | None = None
     max_memory: int | None = None
     threads: int | None = None
+    peer_host: str | None = None
     transport: str = "trio-websocket"

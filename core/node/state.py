@@ -40,6 +40,7 @@ class Node:
     device: torch.device
     max_memory: int | None
     cache_dir: Path | None
+    peer_host: str | None
     compute: ComputeThread
     transport: Transport
     plugins: PluginHost

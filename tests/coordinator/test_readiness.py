@@ -11,8 +11,10 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core.coordinator.head import Head
+from core.coordinator.supervisor import FAILED_SECONDS, RETRY_SECONDS
 from core.errors import NotReady, StageError
 from core.interfaces.engine import GenerationRequest
+from core.plugins import PluginHost
 from core.runtime.stage import Stage
 from core.testing.cluster_in_memory import MemoryCluster, memory_cluster, pass_time
 
@@ -124,3 +126,46 @@ async def test_the_proof_asks_the_head_too(model: Path, monkeypatch: pytest.Monk
         async with memory_cluster(model, "a") as cluster:
             await cluster.ready()
     assert checked == [(1, 320)]
+
+
+async def test_whatever_the_head_raises_fails_the_proof_and_not_the_coordinator(
+    model: Path, clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, min_nodes=1) as cluster:
+            with monkeypatch.context() as patch:
+                patch.setattr(Head, "check", broken)
+                await cluster.start_node("a")
+                await cluster.until(lambda status: "head failed: RuntimeError: out of memory" in status.detail)
+            await pass_time(clock, RETRY_SECONDS + 1)
+            await cluster.ready()
+
+
+async def test_whatever_a_planner_raises_is_told_with_its_name(
+    model: Path, clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    with trio.fail_after(SECONDS + FAILED_SECONDS):
+        async with memory_cluster(model, min_nodes=1) as cluster:
+            with monkeypatch.context() as patch:
+                patch.setattr(type(PluginHost.installed().planners.get("balanced")), "plan", broken)
+                await cluster.start_node("a")
+                await cluster.until(lambda status: "'balanced' failed: ZeroDivisionError" in status.detail)
+            await pass_time(clock, FAILED_SECONDS + 1)
+            await cluster.ready()
+
+
+async def test_after_a_route_broke_as_many_nodes_are_required_as_before_it(model: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, min_nodes=1) as cluster:
+            await cluster.start_node("a", max_memory=2**20)
+            await cluster.start_node("b", max_memory=2**20)
+            assert (await cluster.ready()).required_nodes == 2
+            cluster.stop_node("b")
+            status = await cluster.until(lambda status: "does not fit" in status.detail)
+            assert status.required_nodes == 1
