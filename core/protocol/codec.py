@@ -14,7 +14,17 @@ import msgpack
 import msgspec
 
 from core.errors import ProtocolError
-from core.protocol.messages import BY_TYPE, Chunk, HiddenState, Message, Run, Tensor
+from core.protocol.messages import (
+    BY_TYPE,
+    PROTOCOL_VERSION,
+    Chunk,
+    Hello,
+    HiddenState,
+    Message,
+    PeerHello,
+    Run,
+    Tensor,
+)
 
 CHUNK_BYTES = 128 * 1024
 MAX_FRAME_BYTES = 512 * 1024
@@ -121,6 +131,23 @@ def _parse(frame: bytes) -> Packet:
         raise ProtocolError(f"a message of unknown type {envelope.type[:64]!r} came")
     try:
         message = msgspec.convert(envelope.payload, kind)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise ProtocolError(f"a {envelope.type} came that does not read", str(error)) from None
+    # An older msgspec meets invalid UTF-8 with a ValueError.
+    except (ValueError, msgspec.ValidationError, RecursionError) as error:
+        foreign = _foreign_greeting(kind, envelope.payload)
+        if foreign is None:
+            raise ProtocolError(f"a {envelope.type} came that does not read", str(error)) from None
+        message = foreign
     return Packet(message, envelope.request_id, envelope.seq)
+
+
+def _foreign_greeting(kind: type[Message], payload: dict[str, Any]) -> Message | None:
+    """Of a greeting in another version of the protocol, whatever it looks like: the version, to be named in an answer.
+
+    None where it isn't one.
+    """
+    protocol = payload.get("protocol")
+    if type(protocol) is not int or protocol == PROTOCOL_VERSION:
+        return None
+    if kind is Hello:
+        return Hello(protocol, node_id="")
+    return PeerHello(protocol, epoch=0, link_token=b"") if kind is PeerHello else None

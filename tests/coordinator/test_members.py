@@ -226,6 +226,13 @@ async def test_another_version_is_refused_with_both_named(model: Path) -> None:
             assert list(layers_of(cluster)) == ["a"]
 
 
+async def test_a_stranger_that_talks_nonsense_is_told_so(model: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model) as cluster, cluster.dial() as link:
+            await link._channel.send(b"\xc1 no message")
+            assert "no message" in await expect_to_be_cut_off(link, "protocol")
+
+
 async def test_a_node_of_another_version_ends_with_the_reason(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("core.node.connection.PROTOCOL_VERSION", 0)
     with trio.fail_after(SECONDS):

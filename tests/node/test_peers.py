@@ -77,6 +77,17 @@ async def test_a_stranger_is_refused(model: Path, message: Message, code: str) -
             assert cluster.coordinator.status().route_epoch == 1
 
 
+async def test_a_stranger_that_talks_nonsense_is_told_so(model: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, min_nodes=2) as cluster:
+            await cluster.start_node("a")
+            async with peer_port(cluster) as link:
+                await link._channel.send(b"\xc1 no message")
+                answer = await first_message(link)
+                assert isinstance(answer, Error)
+                assert answer.code == "protocol"
+
+
 async def test_a_stranger_that_says_nothing_is_cut_off(model: Path, clock: MockClock) -> None:
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a", "b") as cluster:

@@ -292,6 +292,36 @@ def test_segments_are_checked(segments: list[Any]) -> None:
         Decoder().feed(frame("RUN_DECODE", {**run_payload(), "segments": segments}))
 
 
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        ("HELLO", {"protocol": PROTOCOL_VERSION + 1, "id": "of a new kind"}),
+        ("HELLO", {"protocol": 0, "node_id": 7, "devices": None}),
+        ("PEER_HELLO", {"protocol": PROTOCOL_VERSION + 1}),
+    ],
+)
+def test_of_a_greeting_in_another_version_the_version_is_read(kind: str, payload: dict[str, Any]) -> None:
+    packet = Decoder().feed(msgpack.packb({"type": kind, "request_id": "", "seq": 1, "payload": payload}))
+    assert packet is not None
+    assert isinstance(packet.message, (Hello, PeerHello))
+    assert (packet.message.TYPE, packet.message.protocol) == (kind, payload["protocol"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        ("HELLO", {"protocol": PROTOCOL_VERSION}),
+        ("HELLO", {"protocol": "2"}),
+        ("HELLO", {"protocol": False}),
+        ("HELLO", {}),
+        ("HELLO_ACK", {"protocol": PROTOCOL_VERSION + 1, "core_version": 1}),
+    ],
+)
+def test_other_messages_that_do_not_read_are_refused(kind: str, payload: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError, match=f"a {kind} came that does not read"):
+        Decoder().feed(msgpack.packb({"type": kind, "request_id": "", "seq": 1, "payload": payload}))
+
+
 def test_an_announced_tensor_takes_memory_only_as_it_comes() -> None:
     beyond = frame("RUN_PREFILL", run_payload(rows=2**20, width=2**20))
     largest = frame("RUN_PREFILL", run_payload(rows=2**16, width=MAX_TENSOR_BYTES // 4 // 2**16))
