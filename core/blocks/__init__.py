@@ -14,7 +14,7 @@ from core.blocks.mlp import GatedMLP, gelu_tanh
 from core.blocks.norm import RMSNorm, UnitOffsetRMSNorm
 from core.blocks.rope import RotaryEmbedding, Rotation
 from core.blocks.shape import DecoderShape
-from core.runtime.device import dequantised_dtype
+from core.runtime.device import fast_dtype
 from core.runtime.plain import PlainLinear, multiply
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "RotaryEmbedding",
     "Rotation",
     "UnitOffsetRMSNorm",
-    "dequantised_dtype",
+    "fast_dtype",
     "gelu_tanh",
     "head_dim",
     "layer_windows",

@@ -53,11 +53,13 @@ def pick(name: str) -> torch.device:
 def free_memory(device: torch.device) -> int:
     """Bytes that a stage can still take on `device`.
 
+    On CUDA, what torch's allocator keeps for itself and does not use counts as free.
+
     MPS shares the machine's memory and reports no free figure: what the system has free counts, within the size
     that Metal recommends as a working set.
     """
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        return _cuda_free(device)
     if device.type == "mps":
         room = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
         return max(0, min(int(room), _system_free()))
@@ -76,13 +78,8 @@ def refuse_dtype(device: torch.device, dtype: DType) -> str | None:
     return None
 
 
-def attention_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """What attention over keys and values in `dtype` is to compute in."""
-    return torch.float32 if dtype is torch.float16 and _converts_faster(device.type) else dtype
-
-
-def dequantised_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """What a weight that is dequantised for one product is best dequantised to, and the product computed in."""
+def fast_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """What is best computed in where `dtype` is asked for, of operands that are converted, or dequantised, anyway."""
     return torch.float32 if dtype is torch.float16 and _converts_faster(device.type) else dtype
 
 
@@ -133,10 +130,15 @@ def _cuda() -> list[DeviceInfo]:
         return []
     found = []
     for index in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(index)
+        total = int(torch.cuda.mem_get_info(index)[1])
         name = torch.cuda.get_device_name(index)
-        found.append(DeviceInfo(f"cuda:{index}", "cuda", name, int(total), int(free)))
+        found.append(DeviceInfo(f"cuda:{index}", "cuda", name, total, _cuda_free(torch.device("cuda", index))))
     return found
+
+
+def _cuda_free(device: torch.device) -> int:
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + cached
 
 
 def _mps() -> list[DeviceInfo]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from core.errors import StageError
 from core.interfaces.architecture import Held
-from core.runtime.device import attention_dtype
+from core.runtime.device import fast_dtype
 
 _BLOCK = 256
 """A cache's capacity in tokens is a multiple of this."""
@@ -193,7 +193,7 @@ def causal_attention(
     if window is not None and start >= window:
         unseen = start + 1 - window
         keys, values, start = keys[:, unseen:], values[:, unseen:], start - unseen
-    dtype = attention_dtype(q.device, q.dtype)
+    dtype = fast_dtype(q.device, q.dtype)
     keys, values = keys[None].to(dtype), values[None].to(dtype)
     if softcap is not None:
         mask = None if rows == 1 else _causal_mask(rows, start, window, q.device)

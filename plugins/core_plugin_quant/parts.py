@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from core.blocks import dequantised_dtype
+from core.blocks import fast_dtype
 
 ALIGNMENT = 64
 """Rows that lie together in every layout: parts are multiples of it."""
@@ -45,7 +45,7 @@ def multiply_parts(
 
     `dequantise(part)` gives a part's rows in float32, transposed, in blocks: [blocks, in_features, rows of a block].
     """
-    dtype = dequantised_dtype(x.device, x.dtype)
+    dtype = fast_dtype(x.device, x.dtype)
     wide = x.to(dtype)
     y = x.new_empty(len(x), shape[0])
     for part in parts(*shape, _PART.get(x.device.type, _PART_ON_OTHERS)):

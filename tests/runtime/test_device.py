@@ -1,0 +1,30 @@
+"""What a device has free, on devices that need not be there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from core.runtime.device import detect, free_memory
+
+FREE, TOTAL = 3 * 2**30, 8 * 2**30
+RESERVED, ALLOCATED = 2 * 2**30, 2**30
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "fake")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (FREE, TOTAL))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: RESERVED)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: ALLOCATED)
+    return torch.device("cuda:0")
+
+
+def test_what_the_allocator_keeps_unused_is_free(cuda: torch.device) -> None:
+    assert free_memory(cuda) == FREE + RESERVED - ALLOCATED
+
+
+def test_an_offer_counts_the_same(cuda: torch.device) -> None:
+    assert (detect()[0].id, detect()[0].free_memory, detect()[0].total_memory) == ("cuda:0", free_memory(cuda), TOTAL)
