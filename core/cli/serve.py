@@ -11,7 +11,7 @@ from typing import Annotated
 import trio
 import typer
 
-from core.cli.console import Bars, gigabytes, run, set_up_logging, show_bytes
+from core.cli.console import Bars, WireDType, gigabytes, run, set_up_logging, show_bytes
 from core.coordinator.coordinator import Coordinator
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import ConfigError
@@ -42,9 +42,9 @@ def serve(
         DType | None, typer.Option(help="What layers compute in. Default: fp16, but bf16 for int8 and int4.")
     ] = None,
     wire_dtype: Annotated[
-        str,
+        WireDType,
         typer.Option(help="What hidden states travel in. auto: --dtype, but fp32 where fp16 could overflow."),
-    ] = "auto",
+    ] = WireDType.AUTO,
     device: Annotated[str, typer.Option(help="The coordinator's own: auto, cuda, cuda:0, mps or cpu.")] = "auto",
     threads: Annotated[
         int | None, typer.Option(help="Compute threads. Default: physical cores less one.", min=1)
@@ -63,8 +63,6 @@ def serve(
 ) -> None:
     """Serve a model with the machines that join, behind an OpenAI-compatible API."""
     set_up_logging(log_level)
-    if wire_dtype not in ("auto", *DType):
-        raise ConfigError(f"--wire-dtype {wire_dtype!r} is not known", "", "choose auto, fp16, bf16 or fp32")
     least = min_nodes if min_nodes is not None else max(1, local_nodes)
     if max_nodes is not None and max_nodes < least:
         raise ConfigError(f"--max-nodes {max_nodes} is less than the {least} that are needed", "", "see --min-nodes")
@@ -79,7 +77,7 @@ def serve(
         quant=quant,
         keep_head=keep_head,
         dtype=dtype,
-        wire_dtype=wire_dtype,
+        wire_dtype=wire_dtype.value,
         device=device,
         threads=threads,
         target_node_memory=gigabytes(target_node_memory_gb),

@@ -134,7 +134,6 @@ def test_a_port_in_use_is_named(model: Path, taken_port: str, option: str) -> No
     [
         ("--quant", "zip", "fp16"),
         ("--device", "abacus", "cpu"),
-        ("--wire-dtype", "fp8", "bf16"),
         ("--log-level", "loud", "warning"),
     ],
 )
@@ -146,6 +145,8 @@ def test_an_unknown_name_is_refused_with_those_that_there_are(model: Path, optio
     ("command", "option", "value"),
     [
         ("serve", "--dtype", "fp8"),
+        ("serve", "--wire-dtype", "fp8"),
+        ("plan", "--wire-dtype", "fp8"),
         ("serve", "--node-port", "70000"),
         ("serve", "--local-nodes", "many"),
         ("node", "--cluster-port", "0"),
@@ -154,8 +155,8 @@ def test_an_unknown_name_is_refused_with_those_that_there_are(model: Path, optio
     ],
 )
 def test_a_value_outside_an_options_range_is_refused(command: str, option: str, value: str) -> None:
-    model = ("--model", "any") if command == "serve" else ()
-    done = core(command, *model, option, value)
+    needed = {"serve": ("--model", "any"), "plan": ("--model", "any", "--node", "8gb")}
+    done = core(command, *needed.get(command, ()), option, value)
     assert done.returncode == USAGE
     assert f"Invalid value for '{option}'" in done.stderr
     assert "Traceback" not in done.stderr
