@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TypeVar
+
+E = TypeVar("E", bound=BaseException)
+
 
 class CoreError(Exception):
     """A failure with a title (what failed), a message (where and why) and a hint (what to do next)."""
@@ -93,6 +98,15 @@ class RequestError(CoreError):
         super().__init__(title, message, hint)
         self.param = param
         self.code = code
+
+
+def leaves(group: BaseExceptionGroup[E]) -> Iterator[E]:
+    """The exceptions inside a group, and inside the groups in it."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error
 
 
 def sole_error(error: BaseException) -> BaseException:

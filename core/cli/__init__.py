@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from core import __version__
 from core.cli import demo, doctor, node, plan, plugins, serve
-from core.errors import ConfigError, CoreError, PluginError
+from core.errors import ConfigError, CoreError, PluginError, leaves
 
 app = typer.Typer(
     help="Pool machines into one cluster that serves a language model.",
@@ -33,17 +32,9 @@ def main() -> None:
     except* KeyboardInterrupt:
         status = 130
     except* CoreError as group:
-        for error in _each(group):
+        for error in leaves(group):
             status = max(status, _report(error))
     sys.exit(status)
-
-
-def _each(group: BaseExceptionGroup[CoreError]) -> Iterator[CoreError]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _each(error)
-        else:
-            yield error
 
 
 def _report(error: CoreError) -> int:

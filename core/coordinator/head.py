@@ -12,7 +12,7 @@ from core.interfaces.architecture import Ends
 from core.interfaces.engine import Delta, FinishReason
 from core.protocol.messages import Tensor
 from core.protocol.tensors import from_wire, to_wire
-from core.runtime.sampling import Sampler
+from core.runtime.sampling import Sampler, require_finite
 from core.runtime.tokenizer import TextStream
 
 
@@ -48,19 +48,20 @@ class Head:
         hidden = self._ends.embed(torch.tensor(tokens, dtype=torch.int64, device=self._device))
         return to_wire(hidden, self._wire)
 
+    def check(self, hidden: Tensor) -> None:
+        """Raises StageError for what a session could not go on from: not this model's, or with no finite logits."""
+        require_finite(self._logits(hidden))
+
     @torch.inference_mode()
-    def check(self, hidden: Tensor) -> torch.Tensor:
+    def _logits(self, hidden: Tensor) -> torch.Tensor:
         """The logits [rows, vocab] of what came back. Raises StageError where it isn't hidden states of this model."""
         if hidden.width != self._width or hidden.rows < 1:
             raise StageError(f"hidden states of {hidden.rows} x {hidden.width} came back", f"not n x {self._width}")
-        logits = self._ends.logits(from_wire(hidden).to(self._device))
-        if not torch.isfinite(logits).all():
-            raise StageError("the logits are not finite", hint="the model may need --dtype bf16 or fp32")
-        return logits
+        return self._ends.logits(from_wire(hidden).to(self._device))
 
     def step(self, hidden: Tensor, decoding: Decoding) -> Step:
         """Samples a token from the last row, adds it to the text, and embeds it for the next step."""
-        token = decoding.sampler(self.check(hidden)[-1])
+        token = decoding.sampler(self._logits(hidden)[-1])
         decoding.tokens += 1
         finish: FinishReason | None = None
         text = ""

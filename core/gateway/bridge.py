@@ -16,6 +16,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 import trio
 from litestar.types import Receive
 
+from core.errors import sole_error
 from core.gateway.errors import ReaderStalled, ShuttingDown
 
 WINDOW = 32
@@ -89,7 +90,7 @@ class Bridge:
                     await work(inbox.deliver)
                 end = StopAsyncIteration()
             except Exception as error:
-                end = _bare(error)
+                end = sole_error(error)
             finally:
                 inbox.deliver(_End(end))
 
@@ -166,10 +167,3 @@ async def _closing(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
     finally:
         if isinstance(items, AsyncGenerator):
             await items.aclose()
-
-
-def _bare(error: BaseException) -> BaseException:
-    """An error without the groups that nurseries wrap it in."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error

@@ -33,7 +33,7 @@ class Sampler:
 
     def __call__(self, logits: Tensor) -> int:
         """The next token, from logits float32 [vocab]. Raises StageError where one isn't finite."""
-        _require_finite(logits)
+        require_finite(logits)
         if self._params.temperature == 0:
             return int(logits.argmax())
         ids, probabilities = self.distribution(logits)
@@ -52,12 +52,13 @@ class Sampler:
         return _nucleus(ids, scaled.softmax(0), self._params.top_p)
 
 
-def _require_finite(logits: Tensor) -> None:
+def require_finite(logits: Tensor) -> None:
+    """Raises StageError where a logit, in a tensor of any shape, is NaN or infinite."""
     finite = int(logits.isfinite().sum())
-    if finite < len(logits):
+    if finite < logits.numel():
         raise StageError(
             "the model's logits are not finite",
-            f"{len(logits) - finite} of {len(logits)} are NaN or infinite",
+            f"{logits.numel() - finite} of {logits.numel()} are NaN or infinite",
             "choose a compute dtype with more range: bf16 or fp32",
         )
 
