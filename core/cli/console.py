@@ -14,7 +14,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from core.errors import ConfigError
 from core.interfaces.dtypes import DType
 
-
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _GB = 10**9
 
