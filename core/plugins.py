@@ -152,6 +152,7 @@ class PluginHost:
             if architecture.recognises(config):
                 return architecture
         known = sorted(kind for a in self.architectures.values() for kind in a.model_types)
+        known += [f"what {a.name} recognises" for a in self.architectures.values() if not a.model_types]
         raise ConfigError(
             f"no architecture reads model_type {wanted!r}",
             broken_causes(self.broken),

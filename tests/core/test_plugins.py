@@ -321,6 +321,17 @@ def test_an_architecture_is_found_by_any_of_its_model_types() -> None:
         host.architecture_of({"model_type": "stranger"})
 
 
+def test_an_architecture_that_recognises_many_is_named_among_those_that_there_are() -> None:
+    class Anything(Family):
+        name = "anything"
+        model_types = ()
+
+    host = PluginHost()
+    host.register(plugin(core_architectures=[Family, Anything]), "good")
+    with pytest.raises(ConfigError, match="supported: cousin, family, what anything recognises"):
+        host.architecture_of({"model_type": "stranger"})
+
+
 def test_a_checkpoint_is_opened_by_the_format_that_recognises_it() -> None:
     opened = object()
 
