@@ -24,7 +24,7 @@ from _measure import MODEL, QUESTION, answer_lines, local_cluster, machine, open
 
 from core.cli.serve import Server
 from core.coordinator.head import Head
-from core.coordinator.route import Route
+from core.coordinator.route import Route, Ticket
 from core.errors import ChannelClosed
 from core.interfaces.dtypes import DType
 from core.interfaces.engine import Conversation, GenerationRequest
@@ -32,7 +32,7 @@ from core.interfaces.transport import Channel
 from core.link import Link, open_link
 from core.plugins import PluginHost
 from core.protocol.codec import Packet
-from core.protocol.messages import HiddenState, RunDecode, Segment, Tensor
+from core.protocol.messages import HiddenState, Run, RunDecode, Segment, Tensor
 from core.runtime.compute import open_compute_thread
 
 GOAL_MS = 1.5
@@ -52,28 +52,34 @@ class Probe:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Measures around Head.step, in the compute thread, and around Route.run, in the event loop."""
-        step, run = Head.step, Route.run
+        """Measures around Head.step, in the compute thread, and from a batch's start to its answer."""
+        step, register, answer = Head.step, Route._register, Route.answer
+        started: dict[int, float] = {}
 
         def timed_step(head: Head, *args: Any) -> Any:
-            started = time.perf_counter()
+            began = time.perf_counter()
             result = step(head, *args)
-            self.head.append(since(started))
+            self.head.append(since(began))
             return result
 
-        async def timed_run(route: Route, batch: Any) -> HiddenState:
-            started = time.perf_counter()
-            answer = await run(route, batch)
+        def timed_register(route: Route, batch: Run) -> tuple[str, Ticket]:
+            request_id, ticket = register(route, batch)
             if isinstance(batch, RunDecode):
-                self.route.append(since(started))
-                self.stages.append(sum(answer.compute_us) / 1e3)
-            return answer
+                started[id(ticket)] = time.perf_counter()
+            return request_id, ticket
 
-        Head.step, Route.run = timed_step, timed_run
+        async def timed_answer(route: Route, ticket: Ticket) -> HiddenState:
+            result = await answer(route, ticket)
+            if id(ticket) in started:
+                self.route.append(since(started.pop(id(ticket))))
+                self.stages.append(sum(result.compute_us) / 1e3)
+            return result
+
+        Head.step, Route._register, Route.answer = timed_step, timed_register, timed_answer
         try:
             yield
         finally:
-            Head.step, Route.run = step, run
+            Head.step, Route._register, Route.answer = step, register, answer
 
 
 @dataclass

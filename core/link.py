@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,12 +12,14 @@ import trio
 
 from core.errors import ChannelClosed, sole_error
 from core.interfaces.transport import Channel
-from core.protocol.codec import Decoder, Packet, encode
+from core.protocol.codec import Decoder, Packet, encode, fits_one_frame
 from core.protocol.messages import Message, Ping, Pong
 
 HEARTBEAT_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0
 """Without a single frame for this long, the peer is held to be gone."""
+WRITE_SECONDS = 30.0
+"""What a slow network may take for one frame; a peer that takes none for this long is given up."""
 HANDSHAKE_SECONDS = 5.0
 _QUEUE = 256
 _FLUSH_SECONDS = 1.0
@@ -34,7 +38,9 @@ class Link:
         self._channel = channel
         self._patience = patience
         self._decoder = Decoder()
-        self._seq = 0
+        self._seq = itertools.count(1)
+        self._turn = threading.Lock()
+        """Held while a message is written: its frames follow each other, whichever thread writes."""
         self._outgoing, self._queue = trio.open_memory_channel[list[bytes]](_QUEUE)
         self._written = trio.Event()
 
@@ -46,9 +52,25 @@ class Link:
         except (trio.ClosedResourceError, trio.BrokenResourceError):
             raise ChannelClosed(f"the link to {self.peer} has ended") from None
 
+    def send_now(self, message: Message, request_id: str = "") -> bool:
+        """Sends a small message past the event loop, from any thread. False: nothing was sent, and `send` is to.
+
+        It waits for nothing, so it gives way to whatever is queued or being written.
+        """
+        if not fits_one_frame(message) or not self._turn.acquire(blocking=False):
+            return False
+        try:
+            if self._outgoing.statistics().current_buffer_used:
+                return False
+            [frame] = self._frames(message, request_id)
+            return self._channel.send_now(frame)
+        finally:
+            self._turn.release()
+
     async def end_with(self, message: Message) -> None:
         """Sends a last message and waits, for a second at most, until it is written; nothing can be sent after it."""
-        await self.send(message)
+        with trio.move_on_after(_FLUSH_SECONDS):
+            await self.send(message)
         await self._flush()
 
     async def _flush(self) -> None:
@@ -77,8 +99,7 @@ class Link:
             raise ChannelClosed(f"{self.peer} has been silent for {self._patience:g} s") from None
 
     def _frames(self, message: Message, request_id: str) -> list[bytes]:
-        self._seq += 1
-        return list(encode(Packet(message, request_id, self._seq)))
+        return list(encode(Packet(message, request_id, next(self._seq))))
 
     def _try_send(self, message: Message) -> None:
         """A heartbeat: not needed while the queue is full, for then other frames are on their way."""
@@ -92,12 +113,23 @@ class Link:
         try:
             async with self._queue:
                 async for frames in self._queue:
-                    for frame in frames:
-                        await self._channel.send(frame)
+                    await self._write_message(frames)
         except ChannelClosed:
             await self._channel.aclose()
         finally:
             self._written.set()
+
+    async def _write_message(self, frames: list[bytes]) -> None:
+        while not self._turn.acquire(blocking=False):
+            await trio.lowlevel.checkpoint()
+        try:
+            for frame in frames:
+                with trio.move_on_after(WRITE_SECONDS) as late:
+                    await self._channel.send(frame)
+                if late.cancelled_caught:
+                    raise ChannelClosed(f"{self.peer} has taken nothing for {WRITE_SECONDS:g} s")
+        finally:
+            self._turn.release()
 
     async def _beat(self, interval: float) -> None:
         while True:

@@ -62,8 +62,12 @@ class Generator:
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Session]:
         route = self.supervisor.ready_route()
-        if max(self.sessions, route.under_way) >= MAX_SESSIONS:
-            raise Overloaded(f"{MAX_SESSIONS} sessions are running", "no more are taken at once", "try again shortly")
+        if self.sessions + route.abandoned >= MAX_SESSIONS:
+            raise Overloaded(
+                f"{MAX_SESSIONS} sessions are running or being cleared away",
+                "no more are taken at once",
+                "try again shortly",
+            )
         self.sessions += 1
         try:
             prompt, decoding = await trio.to_thread.run_sync(self._prepare, request)

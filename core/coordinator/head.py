@@ -54,9 +54,9 @@ class Head:
 
     @torch.inference_mode()
     def _logits(self, hidden: Tensor) -> torch.Tensor:
-        """The logits [rows, vocab] of what came back. Raises StageError where it isn't hidden states of this model."""
-        if hidden.width != self._width or hidden.rows < 1:
-            raise StageError(f"hidden states of {hidden.rows} x {hidden.width} came back", f"not n x {self._width}")
+        """The logits [1, vocab] of what came back. Raises StageError where it isn't hidden states of this model."""
+        if hidden.width != self._width or hidden.rows != 1:
+            raise StageError(f"hidden states of {hidden.rows} x {hidden.width} came back", f"not 1 x {self._width}")
         return self._ends.logits(from_wire(hidden).to(self._device))
 
     def step(self, hidden: Tensor, decoding: Decoding) -> Step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import trio
@@ -13,8 +14,9 @@ from core.errors import ChannelClosed, CoreError, ProtocolError, RouteError, Sta
 from core.protocol.codec import Packet
 from core.protocol.messages import ClearCache, HiddenState, InferenceError, PeerLost, Run
 
-STEP_SECONDS = 120.0
-"""The longest that one batch may take through all stages."""
+STALL_SECONDS = 120.0
+"""A route that has batches and finishes none for this long is given up."""
+CLEAR_SECONDS = 1.0
 VERDICT_SECONDS = 1.5
 """Whoever died is seen to be gone from here as well, at once or a heartbeat later than from its neighbour."""
 
@@ -29,6 +31,8 @@ class Hop:
 class Ticket:
     """A batch that is under way."""
 
+    session: int
+    abandoned: bool = False
     answered: trio.Event = field(default_factory=trio.Event)
     result: HiddenState | None = None
     error: CoreError | None = None
@@ -43,6 +47,8 @@ class Route:
         self.broken = trio.Event()
         self.failure: RouteError | None = None
         self._under_way: dict[str, Ticket] = {}
+        self._uncleared: list[int] = []
+        self._progressed_at = trio.current_time()
         self._ids = itertools.count(1)
 
     async def run(self, batch: Run) -> HiddenState:
@@ -53,10 +59,19 @@ class Route:
         """Sends `batch` on its way. Batches keep the order in which they were submitted. Raises RouteError."""
         if self.failure is not None:
             raise _fresh(self.failure)
-        request_id, ticket = format(next(self._ids), "x"), Ticket()
-        self._under_way[request_id] = ticket
+        self._note_start()
+        request_id, ticket = self._register(batch)
         await self._enter(batch, request_id)
         return ticket
+
+    def submit_now(self, batch: Run) -> Ticket | None:
+        """As `submit`, from any thread and without waiting; None where that can't be, and nothing was sent."""
+        request_id, ticket = self._register(batch)
+        # A route that fails meanwhile has told this ticket, or has failed before it was registered.
+        if self.failure is None and self.hops[0].member.link.send_now(batch, request_id):
+            return ticket
+        self._under_way.pop(request_id, None)
+        return None
 
     async def answer(self, ticket: Ticket) -> HiddenState:
         """What came out of the last stage.
@@ -64,10 +79,11 @@ class Route:
         Raises RouteError where the route breaks meanwhile, and StageError where a stage refused or failed this
         batch; the route stands then.
         """
-        with trio.move_on_after(STEP_SECONDS):
-            await ticket.answered.wait()
-        if not ticket.answered.is_set():
-            self.fail(RouteError("the route gave no answer", f"not within {STEP_SECONDS:g} s"))
+        while not ticket.answered.is_set():
+            with trio.move_on_after(self._progressed_at + STALL_SECONDS - trio.current_time()):
+                await ticket.answered.wait()
+            if trio.current_time() >= self._progressed_at + STALL_SECONDS:
+                self.fail(self._stalled())
         if ticket.error is not None:
             raise ticket.error
         assert ticket.result is not None
@@ -78,20 +94,37 @@ class Route:
         """Batches between the first hop and the last, also those for which nobody waits any more."""
         return len(self._under_way)
 
-    async def clear(self, sessions: list[int]) -> None:
-        """Frees the sessions' caches on every hop; on a broken route there is nothing to free."""
+    @property
+    def abandoned(self) -> int:
+        """Of those, the ones of sessions that have ended."""
+        return sum(ticket.abandoned for ticket in list(self._under_way.values()))
+
+    async def clear(self, sessions: Sequence[int]) -> None:
+        """Frees the sessions' caches on every hop. Cut short, it leaves them to the next call."""
+        self._uncleared += sessions
+        for ticket in list(self._under_way.values()):
+            ticket.abandoned = ticket.abandoned or ticket.session in sessions
         if self.failure is None:
+            freed = list(self._uncleared)
             try:
-                await self.hops[0].member.link.send(ClearCache(self.epoch, sessions))
+                await self.hops[0].member.link.send(ClearCache(self.epoch, freed))
             except ChannelClosed:
                 return
+            del self._uncleared[: len(freed)]
+
+    async def clear_broken(self) -> None:
+        """Frees what the hops that are left still hold of a broken route's sessions."""
+        with trio.move_on_after(CLEAR_SECONDS):
+            for hop in self.hops:
+                with suppress(ChannelClosed):
+                    await hop.member.link.send(ClearCache(self.epoch, []))
 
     def fail(self, failure: RouteError) -> None:
         """Ends the route: whoever waits for it, or asks it later, gets a RouteError like `failure`."""
         if self.failure is not None:
             return
         self.failure = failure
-        for ticket in self._under_way.values():
+        for ticket in list(self._under_way.values()):
             ticket.error = _fresh(failure)
             ticket.answered.set()
         self.broken.set()
@@ -105,7 +138,7 @@ class Route:
         index = self._index(member)
         message = packet.message
         if isinstance(message, InferenceError):
-            self._answer(packet.request_id, error=_stage_error(message))
+            self._answer(packet.request_id, error=_stage_error(self.hops[index], message))
         elif isinstance(message, PeerLost):
             await self._peer_lost(member, message.reason)
         elif isinstance(message, HiddenState) and index == len(self.hops) - 1:
@@ -120,6 +153,23 @@ class Route:
         with trio.move_on_after(VERDICT_SECONDS):
             await self.broken.wait()
         self.fail(member.cut_off(reason))
+
+    def _register(self, batch: Run) -> tuple[str, Ticket]:
+        request_id, ticket = format(next(self._ids), "x"), Ticket(batch.segments[0].session)
+        self._under_way[request_id] = ticket
+        return request_id, ticket
+
+    def _note_start(self) -> None:
+        if not self._under_way:
+            self._progressed_at = trio.current_time()
+
+    def _stalled(self) -> RouteError:
+        nodes = ", ".join(f"{hop.member.node_id!r} [{hop.layers.start}, {hop.layers.stop})" for hop in self.hops)
+        return RouteError(
+            "the route gave no answer",
+            f"none of {self.under_way} batches came out of {nodes} within {STALL_SECONDS:g} s",
+            "the cluster plans anew; send the request again",
+        )
 
     async def _enter(self, batch: Run, request_id: str) -> None:
         first = self.hops[0].member
@@ -139,6 +189,7 @@ class Route:
 
     def _answer(self, request_id: str, *, result: HiddenState | None = None, error: CoreError | None = None) -> None:
         ticket = self._under_way.pop(request_id, None)
+        self._progressed_at = trio.current_time()
         if ticket is not None:
             ticket.result, ticket.error = result, error
             ticket.answered.set()
@@ -155,6 +206,6 @@ def _fresh(failure: RouteError) -> RouteError:
     return RouteError(failure.title, failure.message, failure.hint, node=failure.node, layers=failure.layers)
 
 
-def _stage_error(message: InferenceError) -> StageError:
-    layers = f"[{message.layer_start}, {message.layer_end_exclusive})"
-    return StageError(f"node {message.node_id!r} failed on layers {layers}", message.message, node=message.node_id)
+def _stage_error(hop: Hop, message: InferenceError) -> StageError:
+    node_id, layers = hop.member.node_id, f"[{hop.layers.start}, {hop.layers.stop})"
+    return StageError(f"node {node_id!r} failed on layers {layers}", message.message, node=node_id)

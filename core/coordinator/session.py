@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from core.coordinator.head import Decoding, Head
+from core.coordinator.head import Decoding, Head, Step
 from core.coordinator.route import Route, Ticket
 from core.interfaces.engine import Delta
-from core.protocol.messages import HiddenState, RunDecode, RunPrefill, Segment
+from core.protocol.messages import HiddenState, RunDecode, RunPrefill, Segment, Tensor
 from core.runtime.compute import ComputeThread
 
 PREFILL_ROWS = 512
@@ -44,14 +44,25 @@ class Session:
         answer = await self._prefill()
         position = len(self._prompt)
         while True:
-            step = await self._compute.run(self._head.step, answer.hidden, self._decoding)
+            step, ticket = await self._compute.run(self._step, answer.hidden, position)
             self._on_token()
+            if step.hidden is not None and ticket is None:
+                ticket = await self._route.submit(self._decode(step.hidden, position))
             yield step.delta
-            if step.hidden is None:
+            if ticket is None:
                 return
-            segment = Segment(self._id, position, rows=1, outputs=1)
-            answer = await self._route.run(RunDecode(self._route.epoch, [segment], step.hidden))
+            answer = await self._route.answer(ticket)
             position += 1
+
+    def _step(self, hidden: Tensor, position: int) -> tuple[Step, Ticket | None]:
+        """In the compute thread, which sends the next step on its way itself where it can."""
+        step = self._head.step(hidden, self._decoding)
+        if step.hidden is None:
+            return step, None
+        return step, self._route.submit_now(self._decode(step.hidden, position))
+
+    def _decode(self, hidden: Tensor, position: int) -> RunDecode:
+        return RunDecode(self._route.epoch, [Segment(self._id, position, rows=1, outputs=1)], hidden)
 
     async def _prefill(self) -> HiddenState:
         """Chunks follow each other through the stages, so that every stage has one to work on."""

@@ -26,6 +26,13 @@ class Channel(ABC):
     @abstractmethod
     async def send(self, data: bytes) -> None: ...
 
+    def send_now(self, data: bytes) -> bool:
+        """Sends without the event loop, from any thread, while no `send` is under way. False: nothing was sent.
+
+        A channel that can't, or a message that it would have to wait for, goes by `send`; so this may stay as it is.
+        """
+        return False
+
     @abstractmethod
     async def receive(self) -> bytes: ...
 

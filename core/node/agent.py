@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import sys
 
 import torch
 import trio
@@ -22,7 +21,6 @@ from core.runtime.device import default_threads, pick
 DIAL_SECONDS = 5.0
 FIRST_WAIT_SECONDS = 0.25
 LONGEST_WAIT_SECONDS = 10.0
-SWITCH_SECONDS = 0.0005
 _log = logging.getLogger(__name__)
 
 
@@ -33,8 +31,6 @@ async def run_node(settings: NodeSettings, plugins: PluginHost, activity: Activi
     this one's id.
     A coordinator that goes away, or isn't there yet, is dialled again after a wait that doubles up to 10 s.
     """
-    # Python code in the compute thread would hold the interpreter for 5 ms at a time, and messages would wait.
-    sys.setswitchinterval(SWITCH_SECONDS)
     device = pick(settings.device)
     transport = plugins.transports.get(settings.transport)
     async with open_compute_thread("stage") as compute:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -27,13 +27,16 @@ from core.protocol.messages import (
     LoadComplete,
     LoadFailed,
     LoadProgress,
+    Message,
     NodeState,
     PeerConnected,
     PeerLost,
     Run,
-    Tensor,
+    RunDecode,
+    clipped,
 )
 from core.protocol.tensors import from_wire, to_wire
+from core.runtime.compute import Job
 from core.runtime.device import free_memory, torch_dtype
 from core.runtime.stage import Stage
 
@@ -54,7 +57,8 @@ class Epoch:
         self._node = node
         self._control = control
         self._wire = torch_dtype(DType(assignment.wire_dtype))
-        self._put, self._inbox = trio.open_memory_channel[Packet](_INBOX)
+        self._put, self._inbox = trio.open_memory_channel[_Work](_INBOX)
+        self._stage: Stage | None = None
         self._order, self._orders = trio.open_memory_channel[ConnectPeer](1)
         self._usage_changed = trio.Event()
         self._scope = trio.CancelScope()
@@ -64,15 +68,16 @@ class Epoch:
         """Returns when it is ended. Raises ChannelClosed where the coordinator is gone."""
         try:
             with self._scope:
-                stage = await self._load()
+                stage = self._stage = await self._load()
                 if stage is None:
                     return
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._report_usage, stage)
-                    nursery.start_soon(self._run_batches, stage)
+                    nursery.start_soon(self._finish_work)
                     async for order in self._orders:
                         nursery.start_soon(self._take_from_upstream, order)
         finally:
+            self._abandon_work()
             self._ended.set()
 
     async def end(self) -> None:
@@ -80,11 +85,27 @@ class Epoch:
         await self._ended.wait()
 
     def put(self, packet: Packet) -> None:
-        """Queues a batch or a CLEAR_CACHE. Raises ProtocolError for more than can be in flight."""
+        """Hands a batch or a CLEAR_CACHE to the compute thread, behind those that came before.
+
+        Raises ProtocolError for more than can be in flight, or for one that comes before the stage is loaded.
+        """
+        if self._stage is None:
+            raise ProtocolError(f"a {packet.message.TYPE} came before the stage was loaded")
         try:
-            self._put.send_nowait(packet)
+            self._put.send_nowait(self._begin(packet, self._stage))
         except trio.WouldBlock:
             raise ProtocolError(f"more than {_INBOX} batches are waiting") from None
+
+    def _begin(self, packet: Packet, stage: Stage) -> _Work:
+        message, compute = packet.message, self._node.compute
+        if isinstance(message, ClearCache):
+            return _Work(packet, compute.start(_clear, stage, message))
+        assert isinstance(message, Run)
+        to_coordinator = self.assignment.is_last or self.downstream is None
+        link = self._control if to_coordinator else self.downstream
+        return _Work(
+            packet, compute.start(_run_stage, stage, message, self._wire, self.assignment.is_last, link, packet)
+        )
 
     def connect_upstream(self, order: ConnectPeer) -> None:
         """Has the neighbour dialled that `order` names. Raises ProtocolError where that was asked for before."""
@@ -99,7 +120,7 @@ class Epoch:
                 await self._control.send(PeerConnected(order.epoch, True, ""))
                 await self._take_batches(link)
         except ChannelClosed as error:
-            await self._control.send(PeerConnected(order.epoch, False, str(error)))
+            await self._control.send(PeerConnected(order.epoch, False, clipped(error)))
 
     async def _take_batches(self, link: Link) -> None:
         try:
@@ -113,7 +134,7 @@ class Epoch:
             await self.peer_lost("upstream", error)
 
     async def peer_lost(self, which: str, error: CoreError) -> None:
-        await self._control.send(PeerLost(self.assignment.epoch, f"the link to the {which} node: {error}"))
+        await self._control.send(PeerLost(self.assignment.epoch, clipped(f"the link to the {which} node: {error}")))
 
     async def _load(self) -> Stage | None:
         activity, epoch = self._node.activity, self.assignment.epoch
@@ -123,7 +144,7 @@ class Epoch:
             loaded = await self._load_in_thread()
         except CoreError as error:
             activity.become("error", str(error))
-            await self._control.send(LoadFailed(epoch, str(error)[:4096]))
+            await self._control.send(LoadFailed(epoch, clipped(error)))
             return None
         await self._control.send(LoadComplete(epoch, loaded.stage.nbytes, loaded.read_bytes, loaded.seconds))
         activity.become("ready", layers=self.layers)
@@ -148,7 +169,7 @@ class Epoch:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._forward, reports)
                 try:
-                    return await self._compute(loader.load, node.holdings)
+                    return await self._explained(node.compute.start(loader.load, node.holdings))
                 except trio.Cancelled:
                     loader.abort()
                     raise
@@ -161,55 +182,46 @@ class Epoch:
         async for progress in reports:
             await self._control.send(progress)
 
-    async def _run_batches(self, stage: Stage) -> None:
-        async for packet in self._inbox:
-            await self._handle(packet, stage)
-
-    async def _handle(self, packet: Packet, stage: Stage) -> None:
-        message = packet.message
-        if isinstance(message, ClearCache):
-            await self._node.compute.run(stage.caches.clear, message.sessions)
+    async def _finish_work(self) -> None:
+        """Takes what the compute thread has done, in order, and sends on what it could not send itself."""
+        async for work in self._inbox:
+            try:
+                done = await self._explained(work.job)
+            except CoreError as error:
+                failure = InferenceError(self.assignment.epoch, clipped(error))
+                await self._control.send(failure, work.packet.request_id)
+                continue
             self._usage_changed.set()
-            if not self.assignment.is_last:
-                await self._hand_on(packet)
-        elif isinstance(message, Run):
-            await self._run_batch(packet, message, stage)
+            if not done.sent:
+                await self._hand_on(done.message, work.packet.request_id)
 
-    async def _run_batch(self, packet: Packet, batch: Run, stage: Stage) -> None:
-        last = self.assignment.is_last
+    def _abandon_work(self) -> None:
+        self._put.close()
         try:
-            hidden, elapsed_us = await self._compute(_run_stage, stage, batch, self._wire, last)
-        except CoreError as error:
-            failure = InferenceError(
-                batch.epoch, self._node.node_id, self.layers.start, self.layers.stop, str(error)[:4096]
-            )
-            await self._control.send(failure, packet.request_id)
+            while True:
+                self._inbox.receive_nowait().job.abandon()
+        except (trio.WouldBlock, trio.EndOfChannel):
             return
-        self._usage_changed.set()
-        compute_us = [*batch.compute_us, elapsed_us]
-        if last:
-            await self._control.send(HiddenState(batch.epoch, hidden, compute_us), packet.request_id)
-        else:
-            onward = msgspec.structs.replace(batch, hidden=hidden, compute_us=compute_us)
-            await self._hand_on(Packet(onward, packet.request_id))
 
-    async def _compute(self, call: Callable[..., T], *args: Any) -> T:
-        """In the compute thread. Torch and plugins may raise anything there: one load or batch fails, not the node."""
+    async def _explained(self, job: Job[T]) -> T:
+        """The job's result. Torch and plugins may raise anything in it: one load or batch fails, not the node."""
         try:
-            return await self._node.compute.run(call, *args)
+            return await job.wait()
         except CoreError:
             raise
         except Exception as error:
             _log.exception("layers [%d, %d) failed", self.layers.start, self.layers.stop)
             raise StageError(f"{type(error).__name__} on {self._node.device}", str(error)) from error
 
-    async def _hand_on(self, packet: Packet) -> None:
-        """To the next stage: over its own link, or by the coordinator. A lost neighbour is reported elsewhere."""
-        if self.downstream is None:
-            await self._control.send(packet.message, packet.request_id)
+    async def _hand_on(self, message: Message, request_id: str) -> None:
+        """To the next stage over its own link, or to the coordinator. A lost neighbour is reported elsewhere."""
+        if isinstance(message, ClearCache) and self.assignment.is_last:
+            return
+        if self.assignment.is_last or self.downstream is None:
+            await self._control.send(message, request_id)
             return
         try:
-            await self.downstream.send(packet.message, packet.request_id)
+            await self.downstream.send(message, request_id)
         except ChannelClosed:
             return
 
@@ -227,11 +239,41 @@ def nothing_cached(node: Node) -> NodeState:
     return NodeState(sessions=0, kv_tokens=0, kv_bytes=0, free_memory=free_memory(node.device))
 
 
-def _run_stage(stage: Stage, batch: Run, wire: torch.dtype, last: bool) -> tuple[Tensor, int]:
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What is to go on to the next stage or the coordinator, and whether the compute thread sent it already."""
+
+    message: Message
+    sent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    packet: Packet
+    job: Job[_Done]
+
+
+def _run_stage(stage: Stage, batch: Run, wire: torch.dtype, last: bool, link: Link, packet: Packet) -> _Done:
     started = time.perf_counter_ns()
     result = stage.run(from_wire(batch.hidden), batch.segments, outputs_only=last)
     hidden = to_wire(result, wire)
-    return hidden, (time.perf_counter_ns() - started) // 1000
+    compute_us = [*batch.compute_us, (time.perf_counter_ns() - started) // 1000]
+    message: Message
+    if last:
+        message = HiddenState(batch.epoch, hidden, compute_us)
+    else:
+        message = msgspec.structs.replace(batch, hidden=hidden, compute_us=compute_us)
+    # A prompt's chunks keep their order: one that is too large to be sent here must not be overtaken by the next.
+    in_turn = last or isinstance(batch, RunDecode)
+    return _Done(message, in_turn and link.send_now(message, packet.request_id))
+
+
+def _clear(stage: Stage, message: ClearCache) -> _Done:
+    if message.sessions:
+        stage.caches.clear(message.sessions)
+    else:
+        stage.caches.clear_all()
+    return _Done(message, sent=not message.sessions)
 
 
 def _usage_of(stage: Stage) -> NodeState:

@@ -44,15 +44,20 @@ class Packet:
 
 def encode(packet: Packet) -> Iterator[bytes]:
     """The frames of a packet, of at most `MAX_FRAME_BYTES` each. Raises ProtocolError for a message too large."""
-    tensor = getattr(packet.message, "hidden", None)
-    if tensor is None or len(tensor.data) <= CHUNK_BYTES:
+    if fits_one_frame(packet.message):
         yield _frame(packet.message, packet)
         return
+    tensor = packet.message.hidden  # type: ignore[attr-defined]
     data = memoryview(tensor.data)
     head = msgspec.structs.replace(tensor, data=data[:CHUNK_BYTES])
     yield _frame(msgspec.structs.replace(packet.message, hidden=head), packet)
     for start in range(CHUNK_BYTES, len(data), CHUNK_BYTES):
         yield _frame(Chunk(bytes(data[start : start + CHUNK_BYTES])), packet)
+
+
+def fits_one_frame(message: Message) -> bool:
+    """Whether no CHUNK has to follow."""
+    return not isinstance(message, (Run, HiddenState)) or len(message.hidden.data) <= CHUNK_BYTES
 
 
 def _frame(message: Message, packet: Packet) -> bytes:

@@ -249,14 +249,14 @@ class InferenceError(Message, frozen=True):
 
     TYPE: ClassVar = "INFERENCE_ERROR"
     epoch: Count
-    node_id: Name
-    layer_start: Layer
-    layer_end_exclusive: Layer
     message: Text
 
 
 class ClearCache(Message, frozen=True):
-    """Frees sessions. Travels the route like the data, so that it can't overtake a batch of the same session."""
+    """Frees sessions. Travels the route like the data, so that it can't overtake a batch of the same session.
+
+    Without sessions it frees all of the stage that gets it, and travels no further: the route is broken.
+    """
 
     TYPE: ClassVar = "CLEAR_CACHE"
     epoch: Count

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import trio
@@ -14,6 +16,7 @@ from wsproto.utilities import LocalProtocolError
 from core import Channel, CoreError, Handler, Transport
 from core.errors import ChannelClosed
 from core_plugin_websocket.failures import address, closed, connect_failed, handshake_failed, listen_failed
+from core_plugin_websocket.framing import binary_frame
 from core_plugin_websocket.masking import install_masker
 
 logger = logging.getLogger(__name__)
@@ -21,6 +24,8 @@ logger = logging.getLogger(__name__)
 MAX_MESSAGE = 1024 * 1024
 MAX_CONNECTIONS = 256
 MAX_PORT = 65_535
+SENT_AT_ONCE = 64 * 1024
+"""Bytes of a message that may go past the event loop: what a socket's buffer takes without waiting."""
 CLOSE_TIMEOUT = 1.0
 """Seconds that a peer has to answer a close before the socket is closed over its head."""
 LIMITS = {"max_message_size": MAX_MESSAGE, "receive_buffer_size": 256 * 1024}
@@ -35,11 +40,12 @@ ENDED = (
 class WebSocketChannel(Channel):
     """A channel over an open websocket. Sends no pings: with large messages both ways they deadlock."""
 
-    def __init__(self, socket: trio_websocket.WebSocketConnection, stream: trio.SocketStream, peer: str) -> None:
-        self.peer = peer
-        self.local_host = stream.socket.getsockname()[0]
+    def __init__(self, socket: trio_websocket.WebSocketConnection, connection: _Connection) -> None:
+        self.peer = connection.peer
+        self.local_host = connection.raw.getsockname()[0]
         self._socket = socket
-        self._stream = stream
+        self._stream = connection.stream
+        self._raw = connection.raw
 
     async def send(self, data: bytes) -> None:
         try:
@@ -49,6 +55,27 @@ class WebSocketChannel(Channel):
             raise
         except ENDED as error:
             raise closed(self.peer, error) from None
+
+    def send_now(self, data: bytes) -> bool:
+        if len(data) > SENT_AT_ONCE:
+            return False
+        frame = binary_frame(data, masked=self._socket.is_client)
+        try:
+            sent = self._raw.send(frame)
+        except OSError:
+            return False  # no room in the socket's buffer now, or no connection any more: `send` will tell
+        if sent < len(frame):
+            self._finish(frame[sent:])
+        return True
+
+    def _finish(self, rest: bytes) -> None:
+        """The peer would read the next frame as the rest of this one: it is sent now, or the connection ends."""
+        try:
+            self._raw.settimeout(CLOSE_TIMEOUT)
+            self._raw.sendall(rest)
+            self._raw.setblocking(False)
+        except OSError:
+            self._raw.close()
 
     async def receive(self) -> bytes:
         try:
@@ -106,16 +133,17 @@ class TrioWebsocketTransport(Transport):
         """Runs one connection from handshake to close; whatever goes wrong in it ends here."""
 
         async def shake_hands(reader: _Reader) -> trio_websocket.WebSocketConnection:
-            request = await trio_websocket.wrap_server_stream(reader, stream, **LIMITS)
+            request = await trio_websocket.wrap_server_stream(reader, connection.stream, **LIMITS)
             return await request.accept()
 
         try:
             peer = address(*stream.socket.getpeername()[:2])
         except OSError:
             return  # it left again at once
+        connection = _Connection.over(stream, peer)
         deadline = trio.current_time() + self._handshake_timeout
         with _logged_failures(peer):
-            async with _opened(stream, peer, shake_hands, deadline) as channel:
+            async with _opened(connection, shake_hands, deadline) as channel:
                 with _logged_failures(peer):
                     await handler(channel)
 
@@ -124,13 +152,29 @@ class TrioWebsocketTransport(Transport):
         install_masker()
         deadline = trio.current_time() + timeout
         peer = address(host, port)
-        stream = await _connect(host, port, deadline)
+        connection = _Connection.over(await _connect(host, port, deadline), peer)
 
         async def shake_hands(reader: _Reader) -> trio_websocket.WebSocketConnection:
-            return await trio_websocket.wrap_client_stream(reader, stream, peer, "/", **LIMITS)
+            return await trio_websocket.wrap_client_stream(reader, connection.stream, peer, "/", **LIMITS)
 
-        async with _opened(stream, peer, shake_hands, deadline) as channel:
+        async with _opened(connection, shake_hands, deadline) as channel:
             yield channel
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    """A TCP connection, as trio's stream and as the plain socket under it, which any thread can send on."""
+
+    stream: trio.SocketStream
+    raw: socket.socket
+    peer: str
+
+    @classmethod
+    def over(cls, stream: trio.SocketStream, peer: str) -> _Connection:
+        """Takes `stream`'s socket over: trio keeps its plain socket to itself."""
+        raw = socket.socket(fileno=stream.socket.detach())
+        raw.setblocking(False)
+        return cls(trio.SocketStream(trio.socket.from_stdlib_socket(raw)), raw, peer)
 
 
 class _Reader:
@@ -165,14 +209,12 @@ Handshake = Callable[[_Reader], Awaitable[Any]]
 
 
 @asynccontextmanager
-async def _opened(
-    stream: trio.SocketStream, peer: str, shake_hands: Handshake, deadline: float
-) -> AsyncIterator[WebSocketChannel]:
-    """The channel over `stream` after the handshake, or ChannelClosed. Closes both at the end."""
+async def _opened(connection: _Connection, shake_hands: Handshake, deadline: float) -> AsyncIterator[WebSocketChannel]:
+    """The channel over `connection` after the handshake, or ChannelClosed. Closes both at the end."""
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         try:
-            channel = await _handshake(nursery, stream, peer, shake_hands, deadline)
+            channel = await _handshake(nursery, connection, shake_hands, deadline)
             try:
                 yield channel
             finally:
@@ -180,22 +222,22 @@ async def _opened(
         except BaseException as error:
             failure = error  # raised outside, for the nursery would wrap it in a group
         finally:
-            stream.socket.close()
+            connection.stream.socket.close()
             nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
 
 
 async def _handshake(
-    nursery: trio.Nursery, stream: trio.SocketStream, peer: str, shake_hands: Handshake, deadline: float
+    nursery: trio.Nursery, connection: _Connection, shake_hands: Handshake, deadline: float
 ) -> WebSocketChannel:
     with trio.CancelScope(deadline=deadline) as scope:
-        reader = _Reader(nursery, stream, scope)
+        reader = _Reader(nursery, connection.stream, scope)
         try:
-            return WebSocketChannel(await shake_hands(reader), stream, peer)
+            return WebSocketChannel(await shake_hands(reader), connection)
         except (*ENDED, OSError) as error:
-            raise closed(peer, error) from None
-    raise handshake_failed(peer, reader.ended, reader.failure)
+            raise closed(connection.peer, error) from None
+    raise handshake_failed(connection.peer, reader.ended, reader.failure)
 
 
 async def _connect(host: str, port: int, deadline: float) -> trio.SocketStream:

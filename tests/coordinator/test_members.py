@@ -264,7 +264,7 @@ NOT_A_SPARES: list[Message] = [
     RunDecode(1, [Segment(1, 0, 1, 1)], ROW, []),
     ClearCache(1, [1]),
     PeerLost(1, "x"),
-    InferenceError(1, "a", 0, 3, "x"),
+    InferenceError(1, "x"),
 ]
 NOT_A_NODES: list[Message] = [Release(1), Hello(protocol=1, node_id="a"), HelloAck(1)]
 
@@ -296,7 +296,7 @@ async def test_a_member_that_sends_no_protocol_is_cut_off(model: Path, prompt: t
 
 
 @pytest.mark.parametrize(
-    "stale", [HiddenState(0, ROW, []), PeerLost(0, "x"), InferenceError(0, "a", 0, 3, "x")], ids=repr
+    "stale", [HiddenState(0, ROW, []), PeerLost(0, "x"), InferenceError(0, "x")], ids=repr
 )
 async def test_what_belongs_to_an_earlier_route_goes_nowhere(
     model: Path, prompt: tuple[int, ...], oracle: str, stale: Message

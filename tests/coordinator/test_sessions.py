@@ -14,7 +14,7 @@ import torch
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from core.coordinator.route import STEP_SECONDS
+from core.coordinator.route import STALL_SECONDS
 from core.errors import Overloaded, RequestError, RouteError, StageError
 from core.interfaces.engine import Conversation, GenerationRequest
 from core.interfaces.transport import Channel
@@ -363,12 +363,12 @@ async def test_a_session_is_on_one_route_and_ends_with_it(model: Path, prompt: t
 async def test_a_batch_that_nobody_answers_ends_the_route(
     model: Path, prompt: tuple[int, ...], oracle: str, gate: Any, clock: MockClock
 ) -> None:
-    with trio.fail_after(SECONDS + 2 * STEP_SECONDS):
+    with trio.fail_after(SECONDS + 2 * STALL_SECONDS):
         async with ready_cluster(model) as cluster:
             gate.close_after(3)
             async with cluster.generating(prompt, max_tokens=400) as session:
                 await cluster.until(lambda _: gate.waiting)
-                await pass_time(clock, STEP_SECONDS + 1)
+                await pass_time(clock, STALL_SECONDS + 1)
                 with pytest.raises(RouteError, match=r"no answer.*120 s"):
                     await session.result()
             gate.open()

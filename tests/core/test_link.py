@@ -13,7 +13,15 @@ from trio.testing import MockClock
 
 from core.errors import ChannelClosed, CoreError, ProtocolError, sole_error
 from core.interfaces.transport import Channel
-from core.link import HANDSHAKE_SECONDS, HEARTBEAT_SECONDS, PATIENCE_SECONDS, Link, first_message, open_link
+from core.link import (
+    HANDSHAKE_SECONDS,
+    HEARTBEAT_SECONDS,
+    PATIENCE_SECONDS,
+    WRITE_SECONDS,
+    Link,
+    first_message,
+    open_link,
+)
 from core.protocol.codec import CHUNK_BYTES, Decoder, Packet, encode
 from core.protocol.messages import Chunk, Error, HiddenState, Message, PeerLost, Ping, Pong, Tensor
 from core.testing.contracts import HOST, listening
@@ -164,7 +172,7 @@ async def test_silence_is_noticed_after_the_patience(transport: MemoryTransport,
 async def test_frames_of_one_long_message_are_signs_of_life(
     transport: MemoryTransport, autojump_clock: MockClock
 ) -> None:
-    data = bytes(10 * CHUNK_BYTES)
+    data = bytes(5 * CHUNK_BYTES)
     frames = list(encode(Packet(HiddenState(1, Tensor("fp32", 1, len(data) // 4, data), []))))
     received = []
 
@@ -253,13 +261,68 @@ async def test_the_queue_is_bounded(transport: MemoryTransport, autojump_clock: 
 
     sent = 0
     async with listening(transport, read_nothing) as port, transport.dial(HOST, port, timeout=1) as channel:
-        with trio.move_on_after(60) as waited:
+        with trio.move_on_after(WRITE_SECONDS / 2) as waited:
             async with open_link(channel) as link:
                 while True:
                     await link.send(Error("end", ""))
                     sent += 1
     assert waited.cancelled_caught
     assert 256 <= sent <= 256 + BUFFERED_MESSAGES + 1
+
+
+async def test_a_peer_that_takes_nothing_is_given_up(transport: MemoryTransport, autojump_clock: MockClock) -> None:
+    async def read_nothing(channel: Channel) -> None:
+        await trio.sleep_forever()
+
+    async with listening(transport, read_nothing) as port, transport.dial(HOST, port, timeout=1) as channel:
+        began = trio.current_time()
+        with pytest.raises(ChannelClosed), trio.fail_after(FOREVER):
+            async with open_link(channel) as link:
+                while True:
+                    await link.send(Error("end", ""))
+        assert trio.current_time() - began == pytest.approx(WRITE_SECONDS)
+
+
+class Quick(Channel):
+    """A channel that can send past the event loop."""
+
+    def __init__(self, inner: Channel) -> None:
+        self.peer, self.local_host, self.inner = inner.peer, inner.local_host, inner
+        self.sent_now: list[bytes] = []
+        self.sent: list[bytes] = []
+        self.blocked = trio.Event()
+
+    def send_now(self, data: bytes) -> bool:
+        self.sent_now.append(data)
+        return True
+
+    async def send(self, data: bytes) -> None:
+        await self.blocked.wait()
+        self.sent.append(data)
+
+    async def receive(self) -> bytes:
+        return await self.inner.receive()
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+async def test_a_message_past_the_event_loop_gives_way_to_what_is_written_and_queued(
+    transport: MemoryTransport, autojump_clock: MockClock
+) -> None:
+    async with bare(transport, keep_receiving) as inner:
+        channel = Quick(inner)
+        async with open_link(channel, heartbeat=FOREVER) as link:
+            await trio.testing.wait_all_tasks_blocked()
+            assert not link.send_now(PeerLost(1, "")), "the first heartbeat is being written"
+            await link.send(PeerLost(2, ""))
+            channel.blocked.set()
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(channel.sent) == 2
+            assert await trio.to_thread.run_sync(link.send_now, PeerLost(3, ""))
+            large = HiddenState(1, Tensor("fp32", 1, CHUNK_BYTES, bytes(4 * CHUNK_BYTES)), [])
+            assert not link.send_now(large), "frames of one message follow each other"
+        assert [Decoder().feed(data).message for data in channel.sent_now] == [PeerLost(3, "")]  # type: ignore[union-attr]
 
 
 async def test_a_full_queue_stops_no_receiver(transport: MemoryTransport, autojump_clock: MockClock) -> None:

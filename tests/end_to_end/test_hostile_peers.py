@@ -201,7 +201,7 @@ async def test_a_node_of_another_version_is_told_both_versions(pair: Cluster, un
 
 LIES: dict[str, Callable[[int], Message]] = {
     "a false answer": lambda epoch: HiddenState(epoch, Tensor("fp32", 1, 64, bytes(256))),
-    "a false failure": lambda epoch: InferenceError(epoch, "local-1", 0, 3, "it is broken"),
+    "a false failure": lambda epoch: InferenceError(epoch, "it is broken"),
     "a false alarm": lambda epoch: PeerLost(epoch, "it is gone"),
     "a false order": lambda epoch: ClearCache(epoch, [1, 2, 3]),
     "a second greeting": lambda epoch: Hello(PROTOCOL_VERSION, "local-1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import struct
 import subprocess
@@ -17,6 +18,7 @@ import trio_websocket
 from core_plugin_websocket.masking import NumpyXorMasker
 from core_plugin_websocket.transport import TrioWebsocketTransport
 
+from core import Channel
 from core.errors import ChannelClosed, ConfigError
 from core.plugins import PluginHost
 from core.testing.contracts import HOST, TransportContract, echo, listening
@@ -346,3 +348,31 @@ async def test_a_handlers_own_errors_are_logged_by_how_unexpected_they_are(
                     await channel.receive()
     assert levels("ValueError: a bug") == ["ERROR"]
     assert levels("silent for too long") == ["INFO"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536])
+async def test_what_is_sent_past_the_event_loop_arrives_whole_and_in_order(size: int) -> None:
+    """From a client, which masks, and from a server, which doesn't."""
+    transport, data = TrioWebsocketTransport(), random.Random(size).randbytes(size)
+
+    async def answer(channel: Channel) -> None:
+        assert await channel.receive() == data
+        assert await trio.to_thread.run_sync(channel.send_now, data)
+        await channel.send(b"and the usual way")
+
+    with trio.fail_after(30):
+        async with listening(transport, answer) as port, transport.dial(HOST, port, timeout=5) as channel:
+            assert await trio.to_thread.run_sync(channel.send_now, data)
+            assert await channel.receive() == data
+            assert await channel.receive() == b"and the usual way"
+
+
+async def test_a_large_message_or_a_closed_connection_is_not_for_sending_past_the_event_loop() -> None:
+    with trio.fail_after(30):
+        async with (
+            listening(TrioWebsocketTransport(), echo) as port,
+            TrioWebsocketTransport().dial(HOST, port, timeout=5) as channel,
+        ):
+            assert not channel.send_now(bytes(65_537))
+            await channel.aclose()
+            assert not channel.send_now(b"x")

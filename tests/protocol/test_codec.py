@@ -99,7 +99,7 @@ EXAMPLES: list[Message] = [
     RunPrefill(3, [Segment(1, 0, 2, 1)], Tensor("fp16", 2, 3, bytes(range(12))), []),
     RunDecode(3, [Segment(1, 2, 1, 1), Segment(9, 5, 1, 1)], Tensor("fp32", 2, 1, bytes(range(8))), [17, 2**40]),
     HiddenState(3, Tensor("bf16", 1, 4, bytes(range(8))), [17, 18]),
-    InferenceError(3, "node-a", 4, 9, "layers [4, 9) computed hidden states that are not finite"),
+    InferenceError(3, "layers [4, 9) computed hidden states that are not finite"),
     ClearCache(3, [1, 2**60]),
 ]
 
