@@ -295,9 +295,7 @@ async def test_a_member_that_sends_no_protocol_is_cut_off(model: Path, prompt: t
             assert await cluster.text(prompt, TOKENS) == oracle
 
 
-@pytest.mark.parametrize(
-    "stale", [HiddenState(0, ROW, []), PeerLost(0, "x"), InferenceError(0, "x")], ids=repr
-)
+@pytest.mark.parametrize("stale", [HiddenState(0, ROW, []), PeerLost(0, "x"), InferenceError(0, "x")], ids=repr)
 async def test_what_belongs_to_an_earlier_route_goes_nowhere(
     model: Path, prompt: tuple[int, ...], oracle: str, stale: Message
 ) -> None:

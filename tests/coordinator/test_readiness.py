@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from core.coordinator.head import Head
 from core.coordinator.supervisor import FAILED_SECONDS, RETRY_SECONDS
 from core.errors import NotReady, StageError
+from core.interfaces.checkpoint import Source
 from core.interfaces.engine import GenerationRequest
 from core.plugins import PluginHost
+from core.runtime.model import Model
 from core.runtime.stage import Stage
 from core.testing.cluster_in_memory import MemoryCluster, memory_cluster, pass_time
 
@@ -168,3 +171,38 @@ async def test_after_a_route_broke_as_many_nodes_are_required_as_before_it(model
             cluster.stop_node("b")
             status = await cluster.until(lambda status: "does not fit" in status.detail)
             assert status.required_nodes == 1
+
+
+async def test_a_model_is_closed_only_when_nothing_reads_it_any_more(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator ends while it loads."""
+    order: list[str] = []
+    begun, go_on, leave = threading.Event(), threading.Event(), trio.Event()
+    checkpoint = type(PluginHost.installed().open_checkpoint(Source(str(model))))
+    load_ends, end = Model.load_ends, checkpoint.close
+
+    def held_up(*args: Any) -> Any:
+        begun.set()
+        assert go_on.wait(SECONDS)
+        loaded = load_ends(*args)
+        order.append("read")
+        return loaded
+
+    def close(self: Any) -> None:
+        order.append("closed")
+        end(self)
+
+    async def go_on_after_the_cancellation() -> None:
+        await leave.wait()
+        go_on.set()
+
+    monkeypatch.setattr(Model, "load_ends", held_up)
+    monkeypatch.setattr(checkpoint, "close", close)
+    with trio.fail_after(SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(go_on_after_the_cancellation)
+            async with memory_cluster(model) as cluster:
+                await cluster.until(lambda _: begun.is_set())
+                leave.set()
+    assert order == ["read", "closed"]

@@ -164,3 +164,8 @@ def test_a_value_outside_an_options_range_is_refused(command: str, option: str, 
 
 def test_a_node_refuses_a_device_that_is_not_there() -> None:
     check_refused(core("node", "--device", "abacus", *QUIET), USAGE, "abacus", "cpu")
+
+
+def test_an_option_that_does_nothing_yet_says_so(tmp_path: Path) -> None:
+    done = core("node", "--device", "abacus", "--work-dir", str(tmp_path))
+    assert "--work-dir is reserved" in done.stderr

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import torch
+import trio
+from trio.testing import wait_all_tasks_blocked
 
 from core.errors import CheckpointError
 from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
 from core.node.stage_loader import Holdings, LoadAborted, StageLoader
 from core.plugins import PluginHost
-from core.protocol.messages import Assignment
+from core.protocol.messages import Assignment, Release
 from core.runtime.model import Model, Precision
 from core.testing.checkpoints import tiny_checkpoint
+from core.testing.cluster_in_memory import memory_cluster
 
+SECONDS = 60
 LAYERS = range(1, 3)
 
 
@@ -87,3 +93,36 @@ def test_a_load_called_off_after_its_last_tensor_is_not_kept(model: Path, monkey
 def test_another_model_than_the_coordinators_is_refused(model: Path, changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(CheckpointError, match=complaint):
         loader(assignment(model, **changes)).load(Holdings())
+
+
+async def test_a_node_that_is_released_while_it_loads_keeps_nothing(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[Holdings] = []
+    read, go_on = threading.Event(), threading.Event()
+    load, load_stage = StageLoader.load, Model.load_stage
+
+    def noted(self: StageLoader, holdings: Holdings) -> Any:
+        held.append(holdings)
+        return load(self, holdings)
+
+    def held_up(*args: Any) -> Any:
+        loaded = load_stage(*args)
+        read.set()
+        assert go_on.wait(SECONDS)
+        return loaded
+
+    monkeypatch.setattr(StageLoader, "load", noted)
+    monkeypatch.setattr(Model, "load_stage", held_up)
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a") as cluster:
+            await cluster.until(lambda _: read.is_set())
+            live = cluster.coordinator._live
+            assert live is not None
+            [member] = live._members.all()
+            await member.link.send(Release(1))
+            await wait_all_tasks_blocked(0.05)
+            go_on.set()
+            sent = cluster.machines["a"].sent
+            await cluster.until(lambda _: [msgpack.unpackb(frame)["type"] for frame in sent].count("NODE_STATE") == 2)
+            assert [holdings.stage for holdings in held] == [None]
