@@ -99,12 +99,15 @@ async def test_a_node_that_is_released_while_it_loads_keeps_nothing(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[Holdings] = []
-    read, go_on = threading.Event(), threading.Event()
+    read, go_on, ended = threading.Event(), threading.Event(), threading.Event()
     load, load_stage = StageLoader.load, Model.load_stage
 
     def noted(self: StageLoader, holdings: Holdings) -> Any:
         held.append(holdings)
-        return load(self, holdings)
+        try:
+            return load(self, holdings)
+        finally:
+            ended.set()
 
     def held_up(*args: Any) -> Any:
         loaded = load_stage(*args)
@@ -123,6 +126,7 @@ async def test_a_node_that_is_released_while_it_loads_keeps_nothing(
             await member.link.send(Release(1))
             await wait_all_tasks_blocked(0.05)
             go_on.set()
+            await cluster.until(lambda _: ended.is_set())
             sent = cluster.machines["a"].sent
             await cluster.until(lambda _: [msgpack.unpackb(frame)["type"] for frame in sent].count("NODE_STATE") == 2)
             assert [holdings.stage for holdings in held] == [None]
