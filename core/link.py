@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from core.errors import ChannelClosed, sole_error
+from core.errors import ChannelClosed, ProtocolError, sole_error
 from core.interfaces.transport import Channel
 from core.protocol.codec import Decoder, Packet, encode, fits_one_frame
-from core.protocol.messages import Message, Ping, Pong
+from core.protocol.messages import Error, Message, Ping, Pong, clipped
 
 HEARTBEAT_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0
@@ -167,3 +167,13 @@ async def first_message(link: Link) -> Message:
             return (await link.receive()).message
     except trio.TooSlowError:
         raise ChannelClosed(f"{link.peer} did not say who it is within {HANDSHAKE_SECONDS:g} s") from None
+
+
+async def greeting(link: Link) -> Message:
+    """What a peer that came says first. Raises ChannelClosed where it says nothing, and ProtocolError, after telling
+    it why, for nonsense."""
+    try:
+        return await first_message(link)
+    except ProtocolError as error:
+        await link.end_with(Error("protocol", clipped(error)))
+        raise

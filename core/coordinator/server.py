@@ -9,7 +9,7 @@ import core
 from core.coordinator.members import Member, Members
 from core.errors import ChannelClosed, ProtocolError
 from core.interfaces.transport import Channel
-from core.link import Link, first_message, open_link
+from core.link import greeting, open_link
 from core.protocol.codec import Packet
 from core.protocol.messages import (
     PROTOCOL_VERSION,
@@ -48,7 +48,7 @@ class NodeServer:
     async def serve(self, channel: Channel) -> None:
         """Raises ProtocolError or ChannelClosed, which the transport logs, for a peer that is no node."""
         async with open_link(channel) as link:
-            hello = await _greeting(link)
+            hello = await greeting(link)
             if not isinstance(hello, Hello) or hello.protocol != PROTOCOL_VERSION:
                 refusal = _refusal(hello)
                 await link.end_with(refusal)
@@ -92,15 +92,6 @@ class NodeServer:
             raise ChannelClosed("it ended the link", message.message)
         else:
             await self._traffic.take(member, packet)
-
-
-async def _greeting(link: Link) -> Message:
-    """The first message. Raises ChannelClosed where none comes, ProtocolError, after telling it, for nonsense."""
-    try:
-        return await first_message(link)
-    except ProtocolError as error:
-        await link.end_with(Error("protocol", clipped(error)))
-        raise
 
 
 def _refusal(hello: Message) -> Error:

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from core.errors import ChannelClosed, CoreError, ProtocolError
 from core.interfaces.transport import Channel, Transport
-from core.link import HANDSHAKE_SECONDS, Link, first_message, open_link
+from core.link import HANDSHAKE_SECONDS, Link, first_message, greeting, open_link
 from core.protocol.messages import (
     PROTOCOL_VERSION,
     Assignment,
@@ -20,7 +20,6 @@ from core.protocol.messages import (
     HelloAck,
     Message,
     PeerHello,
-    clipped,
 )
 
 
@@ -62,21 +61,12 @@ async def _introduce(link: Link, order: ConnectPeer) -> None:
 async def accept_downstream(channel: Channel, assignment: Assignment | None) -> AsyncIterator[Link]:
     """A link to the neighbour that has this stage's token. Raises ProtocolError, after telling it, for any other."""
     async with open_link(channel) as link:
-        refusal = _refusal(await _greeting(link), assignment)
+        refusal = _refusal(await greeting(link), assignment)
         if refusal:
             await link.end_with(refusal)
             raise ProtocolError(f"{link.peer} is not the next stage", refusal.message)
         await link.send(HelloAck(PROTOCOL_VERSION))
         yield link
-
-
-async def _greeting(link: Link) -> Message:
-    """The first message. Raises ChannelClosed where none comes, ProtocolError, after telling it, for nonsense."""
-    try:
-        return await first_message(link)
-    except ProtocolError as error:
-        await link.end_with(Error("protocol", clipped(error)))
-        raise
 
 
 def _refusal(hello: Message, assignment: Assignment | None) -> Error | None:
