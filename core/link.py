@@ -85,7 +85,7 @@ class Link:
             if packet is None:
                 continue
             if isinstance(packet.message, Ping):
-                self._try_send(Pong(packet.message.sent_us))
+                self.try_send(Pong(packet.message.sent_us))
             elif isinstance(packet.message, Pong):
                 self.round_trip = max(0, _now_us() - packet.message.sent_us) / 1e6
             else:
@@ -101,8 +101,11 @@ class Link:
     def _frames(self, message: Message, request_id: str) -> list[bytes]:
         return list(encode(Packet(message, request_id, next(self._seq))))
 
-    def _try_send(self, message: Message) -> None:
-        """A heartbeat: not needed while the queue is full, for then other frames are on their way."""
+    def try_send(self, message: Message) -> None:
+        """Queues a message that is not needed while the queue is full, or after the link ended.
+
+        So is a heartbeat: while the queue is full, other frames are on their way.
+        """
         try:
             self._outgoing.send_nowait(self._frames(message, ""))
         except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
@@ -133,7 +136,7 @@ class Link:
 
     async def _beat(self, interval: float) -> None:
         while True:
-            self._try_send(Ping(_now_us()))
+            self.try_send(Ping(_now_us()))
             await trio.sleep(interval)
 
 

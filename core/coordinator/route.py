@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import trio
@@ -16,7 +15,6 @@ from core.protocol.messages import ClearCache, HiddenState, InferenceError, Peer
 
 STALL_SECONDS = 120.0
 """A route that has batches and finishes none for this long is given up."""
-CLEAR_SECONDS = 1.0
 VERDICT_SECONDS = 1.5
 """Whoever died is seen to be gone from here as well, at once or a heartbeat later than from its neighbour."""
 
@@ -47,7 +45,7 @@ class Route:
         self.broken = trio.Event()
         self.failure: RouteError | None = None
         self._under_way: dict[str, Ticket] = {}
-        self._uncleared: list[int] = []
+        self._uncleared: set[int] = set()
         self._progressed_at = trio.current_time()
         self._ids = itertools.count(1)
 
@@ -59,7 +57,6 @@ class Route:
         """Sends `batch` on its way. Batches keep the order in which they were submitted. Raises RouteError."""
         if self.failure is not None:
             raise _fresh(self.failure)
-        self._note_start()
         request_id, ticket = self._register(batch)
         await self._enter(batch, request_id)
         return ticket
@@ -79,10 +76,11 @@ class Route:
         Raises RouteError where the route breaks meanwhile, and StageError where a stage refused or failed this
         batch; the route stands then.
         """
+        began = trio.current_time()
         while not ticket.answered.is_set():
-            with trio.move_on_after(self._progressed_at + STALL_SECONDS - trio.current_time()):
+            with trio.move_on_at(max(began, self._progressed_at) + STALL_SECONDS):
                 await ticket.answered.wait()
-            if trio.current_time() >= self._progressed_at + STALL_SECONDS:
+            if trio.current_time() >= max(began, self._progressed_at) + STALL_SECONDS:
                 self.fail(self._stalled())
         if ticket.error is not None:
             raise ticket.error
@@ -101,23 +99,21 @@ class Route:
 
     async def clear(self, sessions: Sequence[int]) -> None:
         """Frees the sessions' caches on every hop. Cut short, it leaves them to the next call."""
-        self._uncleared += sessions
+        self._uncleared.update(sessions)
         for ticket in list(self._under_way.values()):
             ticket.abandoned = ticket.abandoned or ticket.session in sessions
         if self.failure is None:
-            freed = list(self._uncleared)
+            freed = sorted(self._uncleared)
             try:
                 await self.hops[0].member.link.send(ClearCache(self.epoch, freed))
             except ChannelClosed:
                 return
-            del self._uncleared[: len(freed)]
+            self._uncleared.difference_update(freed)
 
-    async def clear_broken(self) -> None:
+    def clear_broken(self) -> None:
         """Frees what the hops that are left still hold of a broken route's sessions."""
-        with trio.move_on_after(CLEAR_SECONDS):
-            for hop in self.hops:
-                with suppress(ChannelClosed):
-                    await hop.member.link.send(ClearCache(self.epoch, []))
+        for hop in self.hops:
+            hop.member.link.try_send(ClearCache(self.epoch, []))
 
     def fail(self, failure: RouteError) -> None:
         """Ends the route: whoever waits for it, or asks it later, gets a RouteError like `failure`."""
@@ -158,10 +154,6 @@ class Route:
         request_id, ticket = format(next(self._ids), "x"), Ticket(batch.segments[0].session)
         self._under_way[request_id] = ticket
         return request_id, ticket
-
-    def _note_start(self) -> None:
-        if not self._under_way:
-            self._progressed_at = trio.current_time()
 
     def _stalled(self) -> RouteError:
         nodes = ", ".join(f"{hop.member.node_id!r} [{hop.layers.start}, {hop.layers.stop})" for hop in self.hops)

@@ -70,7 +70,7 @@ class Supervisor:
             await route.broken.wait()
             self._lost = str(route.failure)
             _log.warning("route %d broke: %s", route.epoch, route.failure)
-            await route.clear_broken()
+            route.clear_broken()
             self._drop_route()
 
     def ready_route(self) -> Route:

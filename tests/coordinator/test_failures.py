@@ -216,3 +216,16 @@ async def test_neighbours_that_do_not_reach_each_other_are_relayed(
             assert "refused" in links[2], "and it says why"
             assert await cluster.text(prompt, TOKENS) == oracle
             await cluster.until(lambda status: all(node.sessions == 0 for node in status.nodes))
+
+
+async def test_what_a_broken_route_left_in_the_caches_is_freed_at_once(model: Path, prompt: tuple[int, ...]) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", "b", min_nodes=2) as cluster:
+            await cluster.ready()
+            async with cluster.generating(prompt, max_tokens=400) as session:
+                await cluster.until(lambda status: all(node.kv_tokens > 0 for node in status.nodes))
+                cluster.stop_node("b")
+                await session.ended.wait()
+            status = await cluster.until(lambda status: all(node.kv_tokens == 0 for node in status.nodes))
+            assert [(node.node_id, node.sessions) for node in status.nodes] == [("a", 0)]
+            assert "1 more node must join" in status.detail
