@@ -218,7 +218,7 @@ def _part(path: Path, start: int, nbytes: int) -> bytes:
 
 def _unreachable(file: str) -> CheckpointError:
     return CheckpointError(
-        f"{file} is not in the cache", "and the hub can't be reached", "connect to the internet, or give a local path"
+        f"{file} is not in the cache", "the hub can't be reached", "connect to the internet, or give a local path"
     )
 
 

@@ -59,7 +59,7 @@ def plan(
             f"  {stage.node_id}  layers [{stage.start}, {stage.end})  {show_bytes(stage.nbytes)} with its KV cache"
         )
     for node_id, reason in result.left_out:
-        typer.echo(f"  {node_id}  no layers: {reason}")
+        typer.echo(f"  {node_id}  without layers; {reason}")
     hops = len(result.stages) + 1
     typer.echo(f"each decoded token crosses {hops} links with {hidden} bytes of hidden state ({precision.wire})")
 

@@ -88,6 +88,7 @@ def serve(
     async def main() -> None:
         async with serving(settings, api_host, api_port, typer.echo) as server:
             typer.echo(f"nodes join  {node_host}:{server.coordinator.node_port}")
+            typer.echo(f"model       {settings.served_model_name}")
             await show_progress(server.coordinator)
             await trio.sleep_forever()
 
@@ -151,7 +152,8 @@ def _bars(status: ClusterStatus) -> dict[str, tuple[int, int]]:
 def describe_plan(status: ClusterStatus) -> str:
     """The plan in lines: who holds which layers, how much of it, how it is reached, and who is left out."""
     lines = [
-        f"plan {status.route_epoch}: {status.layers} layers, {status.quant}, {status.dtype}, wire {status.wire_dtype}"
+        f"plan {status.route_epoch}: {status.layers} layers, "
+        f"quant {status.quant}, dtype {status.dtype}, wire dtype {status.wire_dtype}"
     ]
     for node in sorted((node for node in status.nodes if node.layers), key=lambda node: node.layers or (0, 0)):
         start, end = node.layers or (0, 0)
@@ -159,5 +161,5 @@ def describe_plan(status: ClusterStatus) -> str:
         lines.append(
             f"  {node.node_id}  layers [{start}, {end})  {show_bytes(node.weight_bytes)} on {node.device}{link}"
         )
-    lines += [f"  {node_id}  no layers: {reason}" for node_id, reason in status.left_out.items()]
+    lines += [f"  {node_id}  without layers; {reason}" for node_id, reason in status.left_out.items()]
     return "\n".join(lines)

@@ -136,8 +136,13 @@ class Live:
             dtype=self._dtype,
             wire_dtype=precision.wire if precision else settings.wire_dtype,
             nodes=node_statuses(self._members),
-            left_out=dict(supervisor.left_out) if supervisor else {},
+            left_out=self._left_out(),
         )
+
+    def _left_out(self) -> dict[str, str]:
+        """Who holds no layers, and why: by the plan, or for having joined after it."""
+        planned = dict(self._supervisor.left_out) if self._supervisor else {}
+        return planned | {m.node_id: m.detail for m in self._members.all() if m.state == "spare" and m.detail}
 
     async def take(self, member: Member, packet: Packet) -> None:
         if self._supervisor is not None:
@@ -158,7 +163,9 @@ class Live:
         if settings.node_host in LOOPBACK_OF:
             options += ["--peer-host", settings.node_host]
         options += ["--transport", settings.transport]
-        options += ["--log-level", logging.getLevelName(logging.root.level).lower()]
+        # What a local node has to say at level info, the coordinator says too.
+        level = logging.root.level if logging.root.level != logging.INFO else logging.WARNING
+        options += ["--log-level", logging.getLevelName(level).lower()]
         if settings.threads is not None:
             options += ["--threads", str(settings.threads)]
         if settings.source.cache_dir is not None:

@@ -100,7 +100,8 @@ class Supervisor:
     def member_joined(self, member: Member) -> None:
         """A newcomer that the route of now does without is spare; it counts when a plan is made next."""
         if self.state != "waiting":
-            member.become("spare")
+            member.become("spare", "the cluster serves without it; it is in the next plan")
+            _log.info("node %s is spare: %s", member.node_id, member.detail)
 
     def member_left(self, member: Member) -> None:
         if self._route is not None:
@@ -121,7 +122,7 @@ class Supervisor:
         if missing > 0:
             raise PlanError(
                 f"{missing} more node{'s' if missing > 1 else ''} must join",
-                f"{self._settings.min_nodes} are needed, {len(members)} here",
+                f"{self._settings.min_nodes} needed, {len(members)} here",
             )
         candidates = [self._candidate(member) for member in members]
         request = plan_request(
