@@ -14,6 +14,7 @@ import typer
 
 from core.cli.console import run, set_up_logging
 from core.cli.demo_model import demo_model
+from core.cli.options import LogLevel
 from core.cli.serve import Server, serving, show_progress
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import CoreError
@@ -29,7 +30,7 @@ def demo(
     nodes: Annotated[int, typer.Option(help="Node processes to start.", min=1, max=30)] = 2,
     once: Annotated[bool, typer.Option("--once", help="End after the answer.")] = False,
     api_port: Annotated[int, typer.Option(help="0 takes any free port.", min=0, max=65535)] = 0,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "warning",
+    log_level: LogLevel = "warning",
 ) -> None:
     """Try it: a small real model, split over node processes on this machine, answers a question."""
     set_up_logging(log_level)

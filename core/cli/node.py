@@ -13,6 +13,7 @@ import trio
 import typer
 
 from core.cli.console import Bars, gigabytes, run, set_up_logging
+from core.cli.options import CacheDir, LogLevel, Threads, TransportName
 
 
 def node(
@@ -20,14 +21,12 @@ def node(
     cluster_port: Annotated[int, typer.Option(help="The coordinator's node port.", min=1, max=65535)] = 7001,
     device: Annotated[str, typer.Option(help="auto, cuda, cuda:0, mps or cpu.")] = "auto",
     node_id: Annotated[str, typer.Option(help="A stable name for this node. Default: host name and process.")] = "",
-    hf_cache_dir: Annotated[Path | None, typer.Option(help="Where downloaded models are kept.")] = None,
+    hf_cache_dir: CacheDir = None,
     work_dir: Annotated[Path | None, typer.Option(help="Reserved for temporary files; nothing uses it yet.")] = None,
     max_memory_gb: Annotated[float | None, typer.Option(help="Offer at most this much memory.", min=0.001)] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Compute threads. Default: physical cores less one.", min=1)
-    ] = None,
-    transport: Annotated[str, typer.Option(help="How machines reach each other.")] = "trio-websocket",
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    threads: Threads = None,
+    transport: TransportName = "trio-websocket",
+    log_level: LogLevel = "info",
     peer_host: Annotated[str | None, typer.Option(hidden=True)] = None,
     end_with_stdin: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from core.cli.console import WireDType, set_up_logging, show_bytes
+from core.cli.options import CacheDir, Compute, KeepHead, ModelName, PlannerName, Quant, Revision, Wire
 from core.errors import ConfigError
 from core.interfaces.checkpoint import Source
-from core.interfaces.dtypes import DType
 
 _SIZE = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>gb|mb)", re.IGNORECASE)
 
 
 def plan(
-    model: Annotated[str, typer.Option(help="A Hugging Face repo id, a model directory, or a .gguf file.")],
+    model: ModelName,
     node: Annotated[list[str], typer.Option(help="A node's memory: 8gb, 500mb or name=24gb; once per node.")],
-    revision: Annotated[str | None, typer.Option(help="The repo's branch, tag or commit.")] = None,
+    revision: Revision = None,
     min_nodes: Annotated[int, typer.Option(help="Use at least so many nodes.", min=1)] = 1,
     max_nodes: Annotated[int | None, typer.Option(help="Use at most so many nodes.", min=1)] = None,
-    quant: Annotated[str, typer.Option(help="How weights are packed (see `core plugins`).")] = "fp16",
-    keep_head: Annotated[
-        bool, typer.Option("--keep-head", help="Leave embedding and head as they are, whatever --quant.")
-    ] = False,
-    dtype: Annotated[
-        DType | None, typer.Option(help="What layers compute in. Default: fp16, but bf16 for int8 and int4.")
-    ] = None,
-    wire_dtype: Annotated[WireDType, typer.Option(help="What hidden states travel in.")] = WireDType.AUTO,
-    planner: Annotated[str, typer.Option(help="How layers are divided among nodes.")] = "balanced",
-    hf_cache_dir: Annotated[Path | None, typer.Option(help="Where downloaded models are kept.")] = None,
+    quant: Quant = "fp16",
+    keep_head: KeepHead = False,
+    dtype: Compute = None,
+    wire_dtype: Wire = WireDType.AUTO,
+    planner: PlannerName = "balanced",
+    hf_cache_dir: CacheDir = None,
 ) -> None:
     """Show which node would hold which layers of a model, and what would be missing."""
     set_up_logging("warning")

@@ -12,19 +12,31 @@ import trio
 import typer
 
 from core.cli.console import Bars, WireDType, gigabytes, run, set_up_logging, show_bytes
+from core.cli.options import (
+    CacheDir,
+    Compute,
+    KeepHead,
+    LogLevel,
+    ModelName,
+    PlannerName,
+    Quant,
+    Revision,
+    Threads,
+    TransportName,
+    Wire,
+)
 from core.coordinator.coordinator import Coordinator
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import ConfigError
 from core.interfaces.checkpoint import Source
-from core.interfaces.dtypes import DType
 from core.interfaces.engine import ClusterStatus
 
 _WATCH_SECONDS = 0.2
 
 
 def serve(
-    model: Annotated[str, typer.Option(help="A Hugging Face repo id, a model directory, or a .gguf file.")],
-    revision: Annotated[str | None, typer.Option(help="The repo's branch, tag or commit.")] = None,
+    model: ModelName,
+    revision: Revision = None,
     node_host: Annotated[str, typer.Option(help="Where nodes join; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     node_port: Annotated[int, typer.Option(help="0 takes any free port.", min=0, max=65535)] = 7001,
     api_host: Annotated[str, typer.Option(help="Where the HTTP API listens.")] = "127.0.0.1",
@@ -34,21 +46,12 @@ def serve(
         int | None, typer.Option(help="Use at least so many nodes. Default: the local ones, or 1.", min=1)
     ] = None,
     max_nodes: Annotated[int | None, typer.Option(help="Use at most so many nodes; others are spare.", min=1)] = None,
-    quant: Annotated[str, typer.Option(help="How weights are packed (see `core plugins`).")] = "fp16",
-    keep_head: Annotated[
-        bool, typer.Option("--keep-head", help="Leave embedding and head as they are, whatever --quant.")
-    ] = False,
-    dtype: Annotated[
-        DType | None, typer.Option(help="What layers compute in. Default: fp16, but bf16 for int8 and int4.")
-    ] = None,
-    wire_dtype: Annotated[
-        WireDType,
-        typer.Option(help="What hidden states travel in. auto: --dtype, but fp32 where fp16 could overflow."),
-    ] = WireDType.AUTO,
+    quant: Quant = "fp16",
+    keep_head: KeepHead = False,
+    dtype: Compute = None,
+    wire_dtype: Wire = WireDType.AUTO,
     device: Annotated[str, typer.Option(help="The coordinator's own: auto, cuda, cuda:0, mps or cpu.")] = "auto",
-    threads: Annotated[
-        int | None, typer.Option(help="Compute threads. Default: physical cores less one.", min=1)
-    ] = None,
+    threads: Threads = None,
     target_node_memory_gb: Annotated[
         float | None, typer.Option(help="Plan with this for a node that can't tell its memory.", min=0.001)
     ] = None,
@@ -56,10 +59,10 @@ def serve(
         str | None, typer.Option(help="Its name in the API. Default: the repo id or file name.")
     ] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Run code that the model's repo carries.")] = False,
-    hf_cache_dir: Annotated[Path | None, typer.Option(help="Where downloaded models are kept.")] = None,
-    transport: Annotated[str, typer.Option(help="How machines reach each other.")] = "trio-websocket",
-    planner: Annotated[str, typer.Option(help="How layers are divided among nodes.")] = "balanced",
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    hf_cache_dir: CacheDir = None,
+    transport: TransportName = "trio-websocket",
+    planner: PlannerName = "balanced",
+    log_level: LogLevel = "info",
 ) -> None:
     """Serve a model with the machines that join, behind an OpenAI-compatible API."""
     set_up_logging(log_level)

@@ -19,7 +19,6 @@ from core.errors import ChannelClosed, CoreError, RouteError, StageError, sole_e
 from core.interfaces.planner import Plan
 from core.protocol.messages import (
     Assignment,
-    ClearCache,
     ConnectPeer,
     LoadComplete,
     LoadFailed,
@@ -172,7 +171,7 @@ def _is_loopback(host: str) -> bool:
         return False  # a transport may have addresses of its own kind
 
 
-async def _send(member: Member, message: Assignment | ConnectPeer | ClearCache) -> None:
+async def _send(member: Member, message: Assignment | ConnectPeer) -> None:
     try:
         await member.link.send(message)
     except ChannelClosed as error:

@@ -101,11 +101,14 @@ class Epoch:
         if isinstance(message, ClearCache):
             return _Work(packet, compute.start(_clear, stage, message))
         assert isinstance(message, Run)
-        to_coordinator = self.assignment.is_last or self.downstream is None
-        link = self._control if to_coordinator else self.downstream
-        return _Work(
-            packet, compute.start(_run_stage, stage, message, self._wire, self.assignment.is_last, link, packet)
-        )
+        last, link = self.assignment.is_last, self._onward()
+        return _Work(packet, compute.start(_run_stage, stage, message, self._wire, last, link, packet.request_id))
+
+    def _onward(self) -> Link:
+        """Where this stage's results go: to the next stage over its own link, or to the coordinator."""
+        if self.assignment.is_last or self.downstream is None:
+            return self._control
+        return self.downstream
 
     def connect_upstream(self, order: ConnectPeer) -> None:
         """Has the neighbour dialled that `order` names. Raises ProtocolError where that was asked for before."""
@@ -214,16 +217,15 @@ class Epoch:
             raise StageError(f"{type(error).__name__} on {self._node.device}", str(error)) from error
 
     async def _hand_on(self, message: Message, request_id: str) -> None:
-        """To the next stage over its own link, or to the coordinator. A lost neighbour is reported elsewhere."""
+        """A lost neighbour is reported elsewhere."""
         if isinstance(message, ClearCache) and self.assignment.is_last:
             return
-        if self.assignment.is_last or self.downstream is None:
-            await self._control.send(message, request_id)
-            return
+        link = self._onward()
         try:
-            await self.downstream.send(message, request_id)
+            await link.send(message, request_id)
         except ChannelClosed:
-            return
+            if link is self._control:
+                raise
 
     async def _report_usage(self, stage: Stage) -> None:
         """Counts in the compute thread, which owns the caches, but not with every batch: there may be many."""
@@ -253,7 +255,7 @@ class _Work:
     job: Job[_Done]
 
 
-def _run_stage(stage: Stage, batch: Run, wire: torch.dtype, last: bool, link: Link, packet: Packet) -> _Done:
+def _run_stage(stage: Stage, batch: Run, wire: torch.dtype, last: bool, link: Link, request_id: str) -> _Done:
     started = time.perf_counter_ns()
     result = stage.run(from_wire(batch.hidden), batch.segments, outputs_only=last)
     hidden = to_wire(result, wire)
@@ -265,7 +267,7 @@ def _run_stage(stage: Stage, batch: Run, wire: torch.dtype, last: bool, link: Li
         message = msgspec.structs.replace(batch, hidden=hidden, compute_us=compute_us)
     # A prompt's chunks keep their order: one that is too large to be sent here must not be overtaken by the next.
     in_turn = last or isinstance(batch, RunDecode)
-    return _Done(message, in_turn and link.send_now(message, packet.request_id))
+    return _Done(message, in_turn and link.send_now(message, request_id))
 
 
 def _clear(stage: Stage, message: ClearCache) -> _Done:

@@ -88,9 +88,7 @@ def matmul_dtype(device: torch.device, dtype: torch.dtype, rows: int) -> torch.d
 
     A few rows are bound by reading the weight, which a conversion would read and write once more.
     """
-    if dtype is torch.float16 and rows >= _MANY_ROWS and _converts_faster(device.type):
-        return torch.float32
-    return dtype
+    return fast_dtype(device, dtype) if rows >= _MANY_ROWS else dtype
 
 
 @cache

@@ -14,7 +14,7 @@ import trio_websocket
 from wsproto.utilities import LocalProtocolError
 
 from core import Channel, CoreError, Handler, Transport
-from core.errors import ChannelClosed
+from core.errors import ChannelClosed, leaves
 from core_plugin_websocket.failures import address, closed, connect_failed, handshake_failed, listen_failed
 from core_plugin_websocket.framing import binary_frame
 from core_plugin_websocket.masking import install_masker
@@ -270,15 +270,7 @@ def _logged_failures(peer: str) -> Iterator[None]:
     try:
         yield
     except* CoreError as group:
-        for error in _leaves(group):
+        for error in leaves(group):
             logger.info("connection from %s: %s", peer, error)
     except* Exception:
         logger.exception("connection from %s: its handler failed", peer)
-
-
-def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error

@@ -1,0 +1,27 @@
+"""Options that several commands have: one wording each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from core.cli.console import WireDType
+from core.interfaces.dtypes import DType
+
+ModelName = Annotated[str, typer.Option(help="A Hugging Face repo id, a model directory, or a .gguf file.")]
+Revision = Annotated[str | None, typer.Option(help="The repo's branch, tag or commit.")]
+Quant = Annotated[str, typer.Option(help="How weights are packed (see `core plugins`).")]
+KeepHead = Annotated[bool, typer.Option("--keep-head", help="Leave embedding and head as they are, whatever --quant.")]
+Compute = Annotated[
+    DType | None, typer.Option(help="What layers compute in. Default: fp16, but bf16 for int8 and int4.")
+]
+Wire = Annotated[
+    WireDType, typer.Option(help="What hidden states travel in. auto: --dtype, but fp32 where fp16 could overflow.")
+]
+PlannerName = Annotated[str, typer.Option(help="How layers are divided among nodes.")]
+TransportName = Annotated[str, typer.Option(help="How machines reach each other.")]
+CacheDir = Annotated[Path | None, typer.Option(help="Where downloaded models are kept.")]
+Threads = Annotated[int | None, typer.Option(help="Compute threads. Default: physical cores less one.", min=1)]
+LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
