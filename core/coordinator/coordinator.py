@@ -12,10 +12,11 @@ import trio
 
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import NotReady, sole_error
-from core.interfaces.engine import ClusterStatus, Generation, GenerationRequest
+from core.interfaces.engine import ClusterStatus, Conversation, Generation, GenerationRequest, ModelCard
 from core.plugins import PluginHost
 
 if TYPE_CHECKING:
+    from core.coordinator.generator import Generator
     from core.coordinator.live import Live
 
 
@@ -79,14 +80,32 @@ class Coordinator:
 
     @asynccontextmanager
     async def _generate(self, request: GenerationRequest) -> AsyncIterator[Generation]:
-        generator = self._live.generator if self._live is not None else None
-        if generator is None:
-            status = self.status()
-            raise NotReady(
-                "the model is not ready", status.detail, required=status.required_nodes, ready=status.ready_nodes
-            )
-        async with generator.generate(request) as session:
+        async with self._open().generate(request) as session:
             yield session
+
+    def card(self) -> ModelCard:
+        generator = self._open()
+        spec = generator.model.spec
+        return ModelCard(
+            self.served_model, self.created, spec.context_length, spec.vocab_size, generator.tokenizer.chat_template
+        )
+
+    async def tokenize(self, prompt: str | Conversation) -> tuple[int, ...]:
+        return tuple(await trio.to_thread.run_sync(self._open().encode, prompt))
+
+    async def detokenize(self, tokens: tuple[int, ...]) -> str:
+        generator = self._open()
+        generator.require_known(tokens, "tokens")
+        return await trio.to_thread.run_sync(generator.tokenizer.decode_whole, tokens)
+
+    def _open(self) -> Generator:
+        """Raises NotReady while the model is being opened."""
+        if self._live is not None and self._live.generator is not None:
+            return self._live.generator
+        status = self.status()
+        raise NotReady(
+            "the model is not ready", status.detail, required=status.required_nodes, ready=status.ready_nodes
+        )
 
     def _note(self, phase: str, progress: tuple[int, int] | None = None) -> None:
         """May be called from any thread."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -98,19 +98,23 @@ class Generator:
         return prompt, Decoding(Sampler(params), text, self.tokenizer.eos_ids, room)
 
     def _prompt_ids(self, request: GenerationRequest) -> list[int]:
-        ids, param = self._encoded(request), _param(request)
+        ids, param = self.encode(request.prompt), _param(request)
         if not ids:
             raise RequestError("the prompt is empty", "it has no token", "send at least one", param=param)
+        self.require_known(ids, param)
+        return ids
+
+    def require_known(self, ids: Sequence[int], param: str) -> None:
+        """Raises RequestError for a token that the model doesn't have."""
         vocabulary = self.model.spec.vocab_size
         outside = next((token for token in ids if not 0 <= token < vocabulary), None)
         if outside is not None:
             raise RequestError(
                 f"the prompt has a token {outside}", f"the model's go from 0 to {vocabulary - 1}", param=param
             )
-        return ids
 
-    def _encoded(self, request: GenerationRequest) -> list[int]:
-        match request.prompt:
+    def encode(self, prompt: str | Sequence[int] | Conversation) -> list[int]:
+        match prompt:
             case Conversation(messages):
                 return self.tokenizer.encode_chat(messages)
             case str(text):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from core.coordinator.head import Decoding, Head, Step
 from core.coordinator.route import Route, Ticket
-from core.interfaces.engine import Delta
+from core.interfaces.engine import Delta, TokenLogprob
 from core.protocol.messages import HiddenState, RunDecode, RunPrefill, Segment, Tensor
 from core.runtime.compute import ComputeThread
 
@@ -31,6 +31,8 @@ class Session:
         on_token: Callable[[], None],
     ) -> None:
         self.prompt_tokens = len(prompt)
+        self.cached_tokens = 0
+        self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._id = session_id
         self._prompt = prompt
         self._decoding = decoding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 FinishReason = Literal["stop", "length"]
@@ -12,9 +12,27 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Chat messages, each at least {"role": ..., "content": ...}: rendered by the model's own chat template."""
+    """Chat messages, each at least {"role": ..., "content": ...}: rendered by the model's own chat template.
+
+    `tools` are the functions on offer, as the OpenAI API writes them; `template_options` go to the template as they
+    are (`enable_thinking`, for instance).
+    """
 
     messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the text must be: any JSON object, JSON that fits `text` (a schema), or what the Lark grammar `text` says.
+
+    With `trigger` it holds only from the first appearance of that string on.
+    """
+
+    kind: Literal["json_object", "json_schema", "lark"]
+    text: str = ""
+    trigger: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +40,10 @@ class GenerationRequest:
     """One generation. A sampling field that is None takes the model's own default, or else the API's.
 
     `prompt` is text, token ids or a conversation. `temperature` 0 is greedy. `max_tokens` None means up to the
-    context limit.
+    context limit; 0 evaluates the prompt alone. `logit_bias` is added to the logits of those token ids. `logprobs` is
+    how many alternatives each token's log probabilities list (0: the chosen token's alone, None: none are told);
+    `prompt_logprobs` the same for the prompt's tokens. `special_tokens` leaves special tokens in the text.
+    `client` is whom the engine is to be fair to.
     """
 
     prompt: str | tuple[int, ...] | Conversation
@@ -30,28 +51,74 @@ class GenerationRequest:
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
     seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+    special_tokens: bool = False
+    client: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with its log probability, before temperature and whatever else shapes the draw, and the likeliest ones.
+
+    `text` is the token by itself; one that is only part of a character has U+FFFD in it, and `raw` its bytes.
+    `logprob` is None for a prompt's first token, which nothing predicts. `top` is ordered, likeliest first.
+    """
+
+    token: int
+    text: str
+    raw: bytes
+    logprob: float | None
+    top: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What one step adds: text (often empty: a token may complete no character), and at the end the reason.
 
-    `tokens` counts the completion's tokens so far, this step's included.
+    `tokens` counts the completion's tokens so far, this step's included. A step may add several tokens; `logprobs`
+    has one entry for each, where they were asked for.
     """
 
     text: str
     tokens: int
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Generation(Protocol):
-    """An admitted session; iterating it runs it. Raises RouteError where the route breaks under it."""
+    """An admitted session; iterating it runs it. Raises RouteError where the route breaks under it.
+
+    `cached_tokens` of the prompt were found in the nodes' caches: known from the first delta on, like
+    `prompt_logprobs`, which has one entry for each of the prompt's tokens where they were asked for.
+    """
 
     prompt_tokens: int
+    cached_tokens: int
+    prompt_logprobs: tuple[TokenLogprob, ...]
 
     def __aiter__(self) -> AsyncIterator[Delta]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What the served model is. `context_length` in tokens; `chat_template` is its Jinja source, where it has one."""
+
+    name: str
+    created: int
+    context_length: int
+    vocab_size: int
+    chat_template: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +182,12 @@ class Engine(Protocol):
 
     def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
         """Entering admits the session: raises NotReady or RequestError before anything runs. Leaving frees it."""
+
+    def card(self) -> ModelCard:
+        """Raises NotReady before the model is open."""
+
+    async def tokenize(self, prompt: str | Conversation) -> tuple[int, ...]:
+        """The ids of a prompt, as a generation would have them. Raises NotReady or RequestError."""
+
+    async def detokenize(self, tokens: tuple[int, ...]) -> str:
+        """The text of token ids, special tokens included. Raises NotReady or RequestError."""

@@ -68,6 +68,17 @@ class Tokenizer:
         text: str = self._inner.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source of the model's chat template, where it has one."""
+        template: str | None = self._inner.chat_template
+        return template
+
+    def decode_whole(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens included."""
+        text: str = self._inner.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
     def is_silent(self, token_id: int) -> bool:
         """Whether the token has no part in any text: a special one, or one that only pads the vocabulary."""
         return token_id in self._special or self._inner.convert_ids_to_tokens(token_id) is None
