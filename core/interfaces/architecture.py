@@ -20,7 +20,8 @@ class ModelSpec:
     """What the rest of the system needs to know of a model's config.
 
     `kv_width` is the number of values that one token leaves in one layer's KV cache (keys and values together).
-    `config` is the checkpoint's own config, in the words of a Hugging Face config.json.
+    `config` is the checkpoint's own config, in the words of a Hugging Face config.json. `rolls_back` says that what is
+    cached for a session can be cut back to any earlier position; recurrent families can't.
     """
 
     architecture: str
@@ -31,6 +32,7 @@ class ModelSpec:
     kv_width: int
     tied_head: bool
     config: Mapping[str, Any]
+    rolls_back: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,12 @@ class Held(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes held; they count as the session's cache."""
+
+    def prefix(self, length: int) -> Held:
+        """The same for another session whose first `length` tokens are this one's, with memory of its own.
+
+        Raises StageError where it can't be cut back to them.
+        """
 
 
 class BatchSegment(Protocol):

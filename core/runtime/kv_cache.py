@@ -18,6 +18,15 @@ _BLOCK = 256
 """A cache's capacity in tokens is a multiple of this."""
 
 
+def capacity(tokens: int) -> int:
+    """For how many tokens a cache that holds, or once held, `tokens` has memory: at most a block or a quarter more.
+
+    It grows by a block, or by a quarter of the last power of two.
+    """
+    step = max(_BLOCK, 1 << max(0, (tokens - 1).bit_length() - 3))
+    return -(-tokens // step) * step
+
+
 class Segment(Protocol):
     """See core.protocol.messages.Segment: `rows` rows of `session` from `position`, the last `outputs` wanted back."""
 
@@ -32,7 +41,7 @@ class Segment(Protocol):
 
 
 class LayerCache:
-    """One layer's keys and values of one session: [kv_heads, capacity, head_dim] each, doubled when full."""
+    """One layer's keys and values of one session: [kv_heads, capacity, head_dim] each."""
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
@@ -50,14 +59,19 @@ class LayerCache:
         self.values[:, start:end] = v.transpose(0, 1)
         return self.keys[:, :end], self.values[:, :end]
 
+    def prefix(self, length: int) -> LayerCache:
+        """A cache of its own with the first `length` tokens."""
+        copied = LayerCache()
+        if self.keys is not None and self.values is not None:
+            copied.append(0, self.keys[:, :length].transpose(0, 1), self.values[:, :length].transpose(0, 1))
+        return copied
+
 
 def _room(block: Tensor | None, like: Tensor, start: int, end: int) -> Tensor:
     """`block`, or a larger one that begins with its first `start` tokens, with room for `end`."""
-    capacity = block.shape[1] if block is not None else 0
-    if block is not None and end <= capacity:
+    if block is not None and end <= block.shape[1]:
         return block
-    capacity = -(-max(end, 2 * capacity) // _BLOCK) * _BLOCK
-    larger = like.new_empty(like.shape[1], capacity, like.shape[2])
+    larger = like.new_empty(like.shape[1], capacity(end), like.shape[2])
     if block is not None:
         larger[:, :start] = block[:, :start]
     return larger
@@ -74,6 +88,14 @@ class SessionCache:
     @property
     def nbytes(self) -> int:
         return sum(held.nbytes for held in (*self.layers.values(), *self.state.values()))
+
+    def prefix(self, length: int) -> SessionCache:
+        """A cache of its own with the first `length` tokens. Raises StageError where the state can't be cut there."""
+        copied = SessionCache(range(0))
+        copied.layers = {layer: cache.prefix(length) for layer, cache in self.layers.items()}
+        copied.state = {name: held.prefix(length) for name, held in self.state.items()}
+        copied.length = length
+        return copied
 
 
 class CacheStore:
@@ -119,6 +141,18 @@ class CacheStore:
             cache = self._sessions[segment.session] = SessionCache(self._layers)
         cache.length = segment.position
         return cache
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Begins the session `target` with the first `length` tokens of `source`, in memory of its own.
+
+        Raises StageError, and changes nothing, where `source` holds fewer, or keeps a state that can't be cut back
+        (see ModelSpec.rolls_back).
+        """
+        cache = self._sessions.get(source)
+        held = cache.length if cache is not None else 0
+        if cache is None or length > held:
+            raise StageError(f"session {source} has {held} tokens cached", f"{length} can't be copied from it")
+        self._sessions[target] = cache.prefix(length)
 
     def clear(self, sessions: Sequence[int]) -> None:
         for session in sessions:

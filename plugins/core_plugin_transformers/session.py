@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,8 +46,7 @@ class Session:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether some layer's state is the sum of all that it saw, which can't be cut back."""
-        return any(type(layer) not in _CUTTABLE for layer in self._own)
+        return any(is_recurrent(layer) for layer in self._own)
 
     def begin(self, start: int) -> None:
         """Makes `start` the number of tokens cached. Raises StageError where more are, and can't be forgotten."""
@@ -62,6 +62,13 @@ class Session:
         """`length` tokens are cached in every layer now."""
         self._length = length
 
+    def prefix(self, length: int) -> Session:
+        """Its first `length` tokens, for another session. Raises StageError where the rest can't be forgotten."""
+        twin = copy.deepcopy(self)
+        twin._cut(length)
+        twin.commit(length)
+        return twin
+
     def _cut(self, start: int) -> None:
         if self.is_recurrent:
             raise StageError(
@@ -72,6 +79,11 @@ class Session:
         for layer in self._own:
             if layer.get_seq_length() > start:
                 layer.crop(start - layer.get_seq_length())
+
+
+def is_recurrent(layer: Any) -> bool:
+    """Whether a layer's state is the sum of all that it saw, which can't be cut back."""
+    return type(_remembering(layer)) not in _CUTTABLE
 
 
 def _remembering(layer: Any) -> Any:

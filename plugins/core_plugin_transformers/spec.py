@@ -13,10 +13,11 @@ from transformers.cache_utils import CacheLayerMixin
 from core import ConfigError, ModelSpec, TensorInfo
 from core_plugin_transformers import config as configs
 from core_plugin_transformers.names import Recipe, recipes
+from core_plugin_transformers.session import is_recurrent
 from core_plugin_transformers.skeleton import Skeleton, probe
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersSpec(ModelSpec):
     """`by_layer` makes each layer's parameters; the first layer's include what runs before it. `ends` makes the rest.
 
@@ -49,6 +50,7 @@ def read_spec(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> T
         kv_width=configs.kv_width(own, caching),
         tied_head=tied,
         config=config,
+        rolls_back=not any(is_recurrent(layer) for layer in cached),
         by_layer=tuple(tuple(early * (n == 0) + layer) for n, layer in enumerate(layers)),
         ends=tuple(recipe for recipe in outer if recipe not in early),
         reply=reply,

@@ -100,6 +100,25 @@ def test_every_split_has_the_oracles_logits(family: tuple[str, Path]) -> None:
                     run(tokens[15:18], 15)
 
 
+def test_a_session_goes_on_from_anothers_prefix_where_it_can_be_cut_back(family: tuple[str, Path]) -> None:
+    kind, path = family
+    with opened(path) as (model, precision):
+        assert model.spec.rolls_back is (kind in ATTENTION)
+        stage, _ = model.load_stage(range(LAYERS), precision, CPU)
+        hidden = torch.randn(12, model.spec.hidden_size)
+        stage.run(hidden, [segment(0, 12)], outputs_only=False)
+        if kind in RECURRENT:
+            with pytest.raises(StageError, match="can't go back to position 8"):
+                stage.caches.copy(1, 2, 8)
+            assert len(stage.caches) == 1
+            return
+        stage.caches.copy(1, 2, 8)
+        stage.run(torch.randn(3, model.spec.hidden_size), [segment(12, 3)], outputs_only=False)
+        again = stage.run(hidden[8:], [segment(8, 4, session=2)], outputs_only=False)
+        expected = stage.run(hidden[8:], [segment(8, 4)], outputs_only=False)
+        torch.testing.assert_close(again, expected)
+
+
 def test_what_a_stage_holds_is_what_was_announced(family: tuple[str, Path]) -> None:
     _, path = family
     with opened(path, DType.BF16) as (model, precision):

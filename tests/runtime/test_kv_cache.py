@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from core.errors import StageError
-from core.runtime.kv_cache import CacheStore, LayerCache, SegmentBatch, causal_attention
+from core.runtime.kv_cache import CacheStore, LayerCache, SegmentBatch, capacity, causal_attention
 
 CPU = torch.device("cpu")
 KV_HEADS, HEADS, DIM = 2, 6, 16
@@ -108,8 +108,19 @@ def test_growth_keeps_what_is_cached(steps: list[int]) -> None:
         start += rows
         assert torch.equal(keys, k[:start].transpose(0, 1))
         assert torch.equal(values, v[:start].transpose(0, 1))
-    values_held = 2 * KV_HEADS * DIM * 4
-    assert total * values_held <= cache.nbytes <= max(256, 2 * total + 256) * values_held
+    assert cache.nbytes == capacity(total) * 2 * KV_HEADS * DIM * 4
+
+
+def test_capacity_is_bounded_by_a_block_or_a_quarter_more() -> None:
+    assert [capacity(tokens) for tokens in (1, 256, 257, 2048, 2049, 4096, 4097)] == [
+        256, 256, 512, 2048, 2560, 4096, 5120,
+    ]  # fmt: skip
+    previous = 0
+    for tokens in range(1, 10_000):
+        assert tokens <= capacity(tokens) <= tokens + max(255, tokens // 4)
+        assert capacity(tokens) >= previous
+        assert capacity(capacity(tokens)) == capacity(tokens)
+        previous = capacity(tokens)
 
 
 @pytest.mark.parametrize("position", [0, 1, 7, 19])
@@ -164,6 +175,44 @@ def test_a_segment_before_the_end_truncates_and_one_at_zero_begins_anew() -> Non
     assert store.tokens == 6
     fill(store, Piece(1, 0, 1))
     assert (len(store), store.tokens) == (1, 1)
+
+
+@pytest.mark.parametrize("length", [0, 1, 256, 299, 300])
+def test_a_session_begins_with_the_first_tokens_of_another(length: int) -> None:
+    store = CacheStore(range(2))
+    fill(store, Piece(1, 0, 300))
+    store.copy(1, 2, length)
+    assert (len(store), store.tokens) == (2, 300 + length)
+    assert store.nbytes == 2 * 2 * (512 + capacity(length)) * KV_HEADS * DIM * 4
+    rest, begun = Piece(1, length, 3), Piece(2, length, 3)
+    q, k, v = random(3, HEADS, DIM, seed=4), random(3, KV_HEADS, DIM, seed=5), random(3, KV_HEADS, DIM, seed=6)
+    first, second = (SegmentBatch([piece], store, CPU).attend(1, q, k, v, scale=1) for piece in (rest, begun))
+    assert torch.equal(first, second)
+
+
+def test_a_copy_is_its_own() -> None:
+    store = CacheStore(range(2))
+    fill(store, Piece(1, 0, 10))
+    store.copy(1, 2, 10)
+    fill(store, Piece(1, 0, 10))
+    store.clear([1])
+    assert (len(store), store.tokens) == (1, 10)
+
+
+def test_a_copy_takes_the_place_of_what_was_there() -> None:
+    store = CacheStore(range(2))
+    fill(store, Piece(1, 0, 10), Piece(2, 0, 20))
+    store.copy(1, 2, 4)
+    assert store.tokens == 14
+
+
+@pytest.mark.parametrize(("source", "length", "held"), [(1, 11, 10), (3, 0, 0), (3, 1, 0)])
+def test_more_than_a_session_holds_is_not_copied(source: int, length: int, held: int) -> None:
+    store = CacheStore(range(2))
+    fill(store, Piece(1, 0, 10))
+    with pytest.raises(StageError, match=f"session {source} has {held} tokens cached: {length} can't be copied"):
+        store.copy(source, 2, length)
+    assert (len(store), store.tokens) == (1, 10)
 
 
 @pytest.mark.parametrize(("held", "position"), [(0, 1), (10, 11), (10, 2**40)])
