@@ -10,10 +10,16 @@ from litestar.exceptions import HTTPException, InternalServerException
 from litestar.types import ASGIApp
 
 from core.errors import RequestError
+from core.gateway.answers.answer import Answer
+from core.gateway.answers.chat import ChatWording
+from core.gateway.answers.completions import CompletionWording
+from core.gateway.answers.wording import OpenAIWording
 from core.gateway.bridge import Bridge
 from core.gateway.errors import MODEL_NOT_FOUND, RETRY_AFTER
-from core.gateway.schemas import Body, ChatBody, CompletionBody, decode
-from core.gateway.streaming import Answer, ChatWording, CompletionWording, Wording
+from core.gateway.schemas.chat import ChatBody
+from core.gateway.schemas.common import Body
+from core.gateway.schemas.completions import CompletionBody
+from core.gateway.schemas.decoding import decode
 from core.interfaces.engine import ClusterStatus, Engine
 
 B = TypeVar("B", bound=Body)
@@ -40,10 +46,11 @@ class Gateway:
                 code=MODEL_NOT_FOUND,
             )
 
-    def answer(self, body: Body, wording: type[Wording]) -> Answer:
+    def answer(self, body: Body, kind: type[OpenAIWording]) -> Answer:
         self.check(body.model)
-        include_usage = body.stream_options is not None and body.stream_options.include_usage
-        return Answer(self.engine, self.bridge, body.generation(), wording(self.model), body.stream, include_usage)
+        requests = body.generations()
+        wording = kind(self.model, len(requests), body.n, body.include_usage)
+        return Answer(self.engine, self.bridge, requests, wording, body.stream)
 
     async def status(self) -> ClusterStatus:
         return await self.bridge.call(self.engine.status)

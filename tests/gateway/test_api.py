@@ -10,6 +10,8 @@ import pytest
 import trio
 from openai import OpenAI
 
+from core.errors import RequestError
+
 CHAT = {"model": "org/tiny", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": "org/tiny", "prompt": "hi"}
 
@@ -140,6 +142,33 @@ async def test_the_client_may_send_back_what_it_was_answered(address: tuple[str,
     with trio.fail_after(30):
         await trio.to_thread.run_sync(talk)
     assert [message["role"] for message in engine.requests[1].prompt.messages] == ["user", "assistant", "user"]
+
+
+async def test_an_answer_may_have_several_choices(client: httpx.AsyncClient, engine: Any) -> None:
+    answer = (await client.post("/v1/chat/completions", json={**CHAT, "n": 3, "seed": 7})).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert {choice["message"]["content"] for choice in answer["choices"]} == {"Hello world"}
+    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
+    assert sorted(request.seed for request in engine.requests) == [7, 8, 9]
+
+
+async def test_choices_stream_side_by_side(client: httpx.AsyncClient) -> None:
+    body = {**CHAT, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last, _ = events((await client.post("/v1/chat/completions", json=body)).text)
+    texts = {0: "", 1: ""}
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        texts[choice["index"]] += choice["delta"].get("content", "")
+    assert texts == {0: "Hello world", 1: "Hello world"}
+    assert last["usage"]["completion_tokens"] == 6
+
+
+async def test_what_refuses_one_of_several_choices_refuses_the_request(client: httpx.AsyncClient, engine: Any) -> None:
+    engine.refusal = RequestError("too long", param="messages")
+    for stream in (False, True):
+        response = await client.post("/v1/chat/completions", json={**CHAT, "n": 4, "stream": stream})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
+    assert engine.sessions == 0
 
 
 async def test_health_says_what_the_cluster_waits_for(client: httpx.AsyncClient, engine: Any) -> None:

@@ -9,7 +9,10 @@ import httpx
 import pytest
 
 from core.errors import RequestError
-from core.gateway.schemas import Body, ChatBody, CompletionBody, decode
+from core.gateway.schemas.chat import ChatBody
+from core.gateway.schemas.common import Body
+from core.gateway.schemas.completions import CompletionBody
+from core.gateway.schemas.decoding import decode
 from core.interfaces.engine import Conversation, GenerationRequest
 
 USER = {"role": "user", "content": "hi"}
@@ -24,7 +27,8 @@ def completion(**fields: Any) -> GenerationRequest:
 
 
 def _request(kind: type[Body], fields: dict[str, Any]) -> GenerationRequest:
-    return decode(json.dumps(fields).encode(), kind).generation()
+    (request,) = decode(json.dumps(fields).encode(), kind).generations()
+    return request
 
 
 def test_every_supported_field_arrives() -> None:
@@ -92,8 +96,6 @@ def test_fields_that_ask_for_nothing_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"n": 2}, "n"),
-        ({"n": True}, "n"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"frequency_penalty": False}, "frequency_penalty"),
         ({"logit_bias": {"1": 5}}, "logit_bias"),
@@ -135,6 +137,9 @@ def test_known_fields_that_ask_for_something_are_refused(fields: dict[str, Any],
         ({"prompt": None}, "prompt"),
         ({"model": None}, "model"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": True}, "n"),
+        ({"n": 17}, "n"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": 2.1}, "temperature"),
@@ -199,14 +204,14 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
 
 
 async def test_a_refused_field_is_a_400_that_names_it(client: httpx.AsyncClient, engine: Any) -> None:
-    body = {"model": "org/tiny", "messages": [USER], "n": 2}
+    body = {"model": "org/tiny", "messages": [USER], "store": True}
     response = await client.post("/v1/chat/completions", json=body)
     assert response.status_code == 400
     assert response.json() == {
         "error": {
-            "message": "'n' is not supported (leave it out, or send null or 1)",
+            "message": "'store' is not supported (leave it out, or send null or false)",
             "type": "invalid_request_error",
-            "param": "n",
+            "param": "store",
             "code": "unsupported_parameter",
         }
     }

@@ -1,0 +1,71 @@
+"""An answer on its way: one JSON object, or server-sent events as they come."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+from litestar.response.base import ASGIResponse
+from litestar.types import Receive, Scope, Send
+
+from core.gateway.answers.generations import Outcome, Step, generate_all
+from core.gateway.answers.wording import Wording, event
+from core.gateway.bridge import Bridge, while_connected
+from core.gateway.errors import explain
+from core.interfaces.engine import Engine, GenerationRequest
+
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+@dataclass(slots=True)
+class Answer:
+    """An ASGI application that answers one request: it runs the generations for as long as the client is there.
+
+    They are admitted before the first header goes out, so that whatever refuses one is a plain HTTP error.
+    """
+
+    engine: Engine
+    bridge: Bridge
+    requests: tuple[GenerationRequest, ...]
+    wording: Wording
+    stream: bool
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await while_connected(receive, self._answer(scope, receive, send))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self.bridge.open(generate_all, self.engine, self.requests) as steps:
+            if self.stream:
+                await _send_stream(self._events(steps), send)
+            else:
+                await ASGIResponse(body=await self._whole(steps))(scope, receive, send)
+
+    async def _whole(self, steps: AsyncIterator[Step]) -> bytes:
+        outcomes: dict[int, Outcome] = {}
+        async for step in steps:
+            outcomes.setdefault(step.index, Outcome(step.generation)).deltas.append(step.delta)
+        return msgspec.json.encode(self.wording.whole([outcomes[index] for index in sorted(outcomes)]))
+
+    async def _events(self, steps: AsyncIterator[Step]) -> AsyncIterator[bytes]:
+        try:
+            for each in self.wording.opening():
+                yield each
+            async for step in steps:
+                for each in self.wording.step(step):
+                    yield each
+            for each in self.wording.closing():
+                yield each
+        except Exception as error:
+            yield event(explain(error).body())
+
+
+async def _send_stream(events: AsyncIterator[bytes], send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+    async for each in events:
+        await send({"type": "http.response.body", "body": each, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

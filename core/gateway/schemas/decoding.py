@@ -1,0 +1,89 @@
+"""From a request's JSON to a body: what may be left idle, and errors that name the field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from core.errors import RequestError
+
+Idle: TypeAlias = Mapping[str, tuple[Any, ...]]
+"""Fields of the API that are not supported, with the values of each that ask for nothing."""
+
+
+class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A body's fields; `idle` are those it lacks, `idle_inside` those that the objects in a field lack."""
+
+    idle: ClassVar[Idle] = {}
+    idle_inside: ClassVar[Mapping[str, Idle]] = {}
+
+
+F = TypeVar("F", bound=Fields)
+
+
+def decode(body: bytes, kind: type[F]) -> F:
+    """A request's JSON as `kind`. Raises RequestError naming the field that is wrong, unknown or not supported."""
+    try:
+        fields = msgspec.json.decode(body)
+    except (ValueError, RecursionError) as error:
+        raise RequestError("the body is not valid JSON", str(error), code="invalid_json") from error
+    if not isinstance(fields, dict):
+        raise RequestError("the body must be a JSON object", code="invalid_json")
+    try:
+        return msgspec.convert(_without_idle(fields, kind), kind)
+    except msgspec.ValidationError as error:
+        raise _naming_the_field(error) from error
+
+
+def _without_idle(fields: dict[str, Any], kind: type[Fields]) -> dict[str, Any]:
+    kept: dict[str, Any] = _drop(fields, kind.idle, "")
+    for name in kind.idle_inside.keys() & kept.keys():
+        idle = kind.idle_inside[name]
+        match kept[name]:
+            case [*items]:
+                kept[name] = [_drop(item, idle, f"{name}[{i}].") for i, item in enumerate(items)]
+            case item:
+                kept[name] = _drop(item, idle, f"{name}.")
+    return kept
+
+
+def _drop(fields: Any, idle: Idle, where: str) -> Any:
+    """`fields` without nulls and without what is idle; anything but an object is left to be refused as such."""
+    if not isinstance(fields, dict):
+        return fields
+    kept = {name: value for name, value in fields.items() if value is not None}
+    for name in idle.keys() & kept.keys():
+        if not any(_same(kept[name], nothing) for nothing in idle[name]):
+            accepted = " or ".join(["null", *(msgspec.json.encode(each).decode() for each in idle[name])])
+            raise RequestError(
+                f"'{where}{name}' is not supported",
+                hint=f"leave it out, or send {accepted}",
+                param=where + name,
+                code="unsupported_parameter",
+            )
+        del kept[name]
+    return kept
+
+
+def _same(value: Any, other: Any) -> bool:
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
+
+
+_PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
+_FIELD = re.compile(r"Object (?P<how>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
+
+
+def _naming_the_field(error: msgspec.ValidationError) -> RequestError:
+    """msgspec says where in the text of its errors alone: `... - at `$.messages[0].role``."""
+    place = _PLACE.fullmatch(str(error))
+    what, path = (place["what"], place["path"] or "") if place else (str(error), "")
+    if field := _FIELD.fullmatch(what):
+        param = f"{path}.{field['name']}".lstrip(".")
+        if field["how"] == "missing required":
+            return RequestError(f"'{param}' is missing", param=param, code="missing_required_parameter")
+        return RequestError(f"'{param}' is not a known field", param=param, code="unknown_parameter")
+    return RequestError(f"'{path}' is not valid", what, param=path, code="invalid_value")
