@@ -52,6 +52,8 @@ ROOMS = {
     "cli": Room(ANY, ANY),
     "testing": Room(ANY, ANY),
 }
+APP = Room.of("errors node plugins trust", "filelock h11 msgspec platformdirs psutil trio")
+APP_FILES = {"pictures.py": Room.of("", "PIL"), "tray.py": Room.of("", "pystray"), "gpu.py": Room.of("", "pynvml")}
 PLUGIN_SURFACE = {"core", "core.blocks", "core.hub", "core.errors"}
 SINGLE_HOMES = {
     "litestar": ("core/gateway/", "core/testing/"),
@@ -99,7 +101,7 @@ def _imported(module: str, name: str) -> str:
 def library(module: str) -> str | None:
     """The top-level name of a module that is neither ours nor the standard library's."""
     top = module.split(".")[0]
-    ours = top == "core" or top.startswith("core_plugin_")
+    ours = top in ("core", "node_app") or top.startswith("core_plugin_")
     return None if ours or top in sys.stdlib_module_names else top
 
 
@@ -124,6 +126,20 @@ def test_a_room_imports_only_what_its_row_of_the_table_allows(path: Path) -> Non
     assert room.libraries == ANY or libraries <= room.libraries, (
         f"{relative(path)} imports {sorted(libraries - room.libraries)}"
     )
+
+
+@pytest.mark.parametrize("path", python_files("node_app"), ids=relative)
+def test_the_app_imports_only_what_its_row_of_the_table_allows(path: Path) -> None:
+    room = APP_FILES.get(path.name, APP)
+    core = {name for module in imports(path) if (name := room_name(module))}
+    libraries = {name for module in imports(path) if (name := library(module))}
+    assert core <= room.core, f"{relative(path)} imports core's {sorted(core - room.core)}"
+    assert libraries <= room.libraries, f"{relative(path)} imports {sorted(libraries - room.libraries)}"
+
+
+@pytest.mark.parametrize("path", python_files("core", "plugins"), ids=relative)
+def test_nobody_imports_the_app(path: Path) -> None:
+    assert [module for module in imports(path) if module.split(".")[0] == "node_app"] == []
 
 
 @pytest.mark.parametrize("path", python_files("core"), ids=relative)
@@ -162,13 +178,15 @@ def test_the_seams_import_no_torch() -> None:
 def test_every_library_that_is_imported_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {canonicalize_name(Requirement(text).name) for text in project["dependencies"]}
-    testing = {canonicalize_name(Requirement(text).name) for text in project["optional-dependencies"]["testing"]}
+    extras = {
+        room: {canonicalize_name(Requirement(text).name) for text in project["optional-dependencies"][extra]}
+        for room, extra in (("core/testing/", "testing"), ("node_app/", "tray"))
+    }
     distributions = packages_distributions()
     undeclared = {}
-    for path in python_files(
-        "core", *(f"plugins/{folder.name}" for folder in (ROOT / "plugins").glob("core_plugin_*"))
-    ):
-        allowed = declared | testing if relative(path).startswith("core/testing/") else declared
+    plugins = (f"plugins/{folder.name}" for folder in (ROOT / "plugins").glob("core_plugin_*"))
+    for path in python_files("core", "node_app", *plugins):
+        allowed = declared.union(*(names for room, names in extras.items() if relative(path).startswith(room)))
         for name in {name for module in imports(path) if (name := library(module))}:
             if not allowed & {canonicalize_name(distribution) for distribution in distributions.get(name, [])}:
                 undeclared.setdefault(relative(path), set()).add(name)
@@ -186,7 +204,7 @@ def test_every_dependency_is_pinned_to_a_version_within_its_range() -> None:
             assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, f"{requirement} is not pinned"
 
 
-@pytest.mark.parametrize("path", python_files("core", "plugins", "tests", "benchmarks"), ids=relative)
+@pytest.mark.parametrize("path", python_files("core", "node_app", "plugins", "tests", "benchmarks"), ids=relative)
 def test_no_python_file_is_longer_than_400_lines(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
 

@@ -1,0 +1,81 @@
+"""Whether this machine should serve just now: a pure function of limits, measurements, the time, and what it said last.
+
+A pause for another's use lasts until that use has been gone for a while, so that layers aren't loaded and let go of
+by the minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from node_app.settings import Limits
+
+QUIET = timedelta(minutes=1)
+"""How long the machine must have been free of another's use before it serves again."""
+_GB = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """`cpu` and `gpu`: what other programs use, in percent of the whole (None where nobody can tell).
+
+    `free_memory` in bytes, and `held` what of the rest this node holds. `battery`: the machine runs on it.
+    """
+
+    battery: bool = False
+    cpu: float | None = None
+    gpu: float | None = None
+    free_memory: int = 0
+    held: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Serve, where there is no `reason`, or pause for it: at least until `until`, where that is set.
+
+    `gave_back` bytes were this node's when it paused for want of memory: it would take them again.
+    """
+
+    reason: str = ""
+    until: datetime | None = None
+    gave_back: int = 0
+
+
+SERVE = Verdict()
+
+
+def decide(limits: Limits, measured: Measurements, now: datetime, last: Verdict = SERVE) -> Verdict:
+    for reason in _standing(limits, measured, now):
+        return Verdict(reason)
+    if short := _short_of_memory(limits, measured, last):
+        return Verdict(short, now + QUIET, max(last.gave_back, measured.held))
+    for reason in _in_use(limits, measured):
+        return Verdict(reason, now + QUIET, last.gave_back)
+    if last.until is not None and now < last.until:
+        return last
+    return SERVE
+
+
+def _standing(limits: Limits, measured: Measurements, now: datetime) -> Iterator[str]:
+    if limits.hours is not None and not limits.hours.include(now.time()):
+        yield f"outside its hours, {limits.hours.start} to {limits.hours.end}"
+    if limits.pause_on_battery and measured.battery:
+        yield "this machine runs on battery"
+
+
+def _in_use(limits: Limits, measured: Measurements) -> Iterator[str]:
+    for name, used, limit in (("CPU", measured.cpu, limits.cpu_percent), ("GPU", measured.gpu, limits.gpu_percent)):
+        if limit is not None and used is not None and used > limit:
+            yield f"other programs use the {name} ({used:.0f}%, the limit is {limit}%)"
+
+
+def _short_of_memory(limits: Limits, measured: Measurements, last: Verdict) -> str:
+    if limits.free_memory_gb is None:
+        return ""
+    floor = limits.free_memory_gb * _GB
+    if measured.free_memory >= floor + last.gave_back:
+        return ""
+    free = f"{measured.free_memory / _GB:.1f} GB free"
+    return f"other programs need the memory ({free}, the limit is {limits.free_memory_gb:.1f} GB)"

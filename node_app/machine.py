@@ -1,0 +1,61 @@
+"""What this machine is doing apart from serving: battery, load by other programs, free memory."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+
+import psutil
+
+from node_app.courtesy import Measurements
+
+WINDOW = 10
+"""A load is the mean of so many measurements: a program that starts is no reason to pause."""
+
+
+class Meter:
+    """Measures each time it is asked; loads are means of the last WINDOW times (None before)."""
+
+    def __init__(self, gpu_load: Callable[[], float | None]) -> None:
+        self._gpu_load = gpu_load
+        self._self = psutil.Process()
+        self._cpu: deque[float | None] = deque(maxlen=WINDOW)
+        self._gpu: deque[float | None] = deque(maxlen=WINDOW)
+        self._others()  # psutil's figures are since the call before, so the first are of no use
+
+    def measure(self, held: int) -> Measurements:
+        self._cpu.append(self._others())
+        self._gpu.append(self._gpu_load())
+        return Measurements(
+            battery=on_battery(),
+            cpu=_mean(self._cpu),
+            gpu=_mean(self._gpu),
+            free_memory=int(psutil.virtual_memory().available),
+            held=held,
+        )
+
+    def _others(self) -> float:
+        """Percent of all cores that other programs use."""
+        ours = float(self._self.cpu_percent()) / (os.cpu_count() or 1)
+        return max(0.0, float(psutil.cpu_percent()) - ours)
+
+
+def _mean(values: deque[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == WINDOW else None
+
+
+def on_battery() -> bool:
+    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    return battery is not None and battery.power_plugged is False
+
+
+def free_cores(load: float) -> int:
+    """Cores that nobody uses while other programs take `load` percent of all."""
+    return max(1, round((psutil.cpu_count(logical=False) or os.cpu_count() or 1) * (1 - load / 100)))
+
+
+def polite_threads(load: float) -> int:
+    """Compute threads where the user names none: one fewer than the free cores, which moves messages."""
+    return max(1, free_cores(load) - 1)

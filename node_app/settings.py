@@ -1,0 +1,99 @@
+"""What the user has chosen, kept in a file; a file that can't be read is set aside, never lost."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from core.errors import ConfigError
+from node_app.files import write_whole
+
+Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=10**6)]
+Threads = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+_CLOCK = re.compile(r"(?:[01]\d|2[0-3]):[0-5]\d")
+
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """From `start` to `end` each day, both 'HH:MM'; past midnight where `end` comes first."""
+
+    start: str
+    end: str
+
+    def __post_init__(self) -> None:
+        for text in (self.start, self.end):
+            if not _CLOCK.fullmatch(text):
+                raise ValueError(f"{text!r} is not a time of day like 22:30")
+        if self.start == self.end:
+            raise ValueError("the hours begin and end at the same time")
+
+    def include(self, now: time) -> bool:
+        start, end = time.fromisoformat(self.start), time.fromisoformat(self.end)
+        return start <= now < end if start < end else now >= start or now < end
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What this machine gives. None switches a limit off, or takes the default that its name has elsewhere.
+
+    `memory_gb` at most is offered. `threads` None: fewer than the free cores. `hours` None: all day. `cpu_percent`
+    and `gpu_percent`: it pauses while other programs use more. `free_memory_gb`: it pauses while less is free.
+    """
+
+    memory_gb: Positive | None = None
+    threads: Threads | None = None
+    device: str = "auto"
+    hours: Hours | None = None
+    pause_on_battery: bool = True
+    cpu_percent: Percent | None = 60
+    gpu_percent: Percent | None = 40
+    free_memory_gb: Positive | None = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`joined` is the host:port that it joins, None before the first invite. `paused`: the user's own pause."""
+
+    node_id: str
+    joined: str | None = None
+    paused: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+
+def limits_from(text: bytes) -> Limits:
+    """Raises ConfigError that names the field which is wrong."""
+    try:
+        return msgspec.json.decode(text, type=Limits)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ConfigError("these limits can't be taken", str(error)) from error
+
+
+class SettingsFile:
+    """`complaint` says what became of a file that could not be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.complaint = ""
+
+    def load(self, default: Settings) -> Settings:
+        """What was saved last; `default`, which is saved, where nothing was or where it is broken."""
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=Settings)
+        except FileNotFoundError:
+            pass
+        except (msgspec.DecodeError, ValueError) as error:
+            aside = self.path.with_suffix(".broken")
+            self.path.replace(aside)
+            self.complaint = f"the settings could not be read ({error}); they were set aside as {aside}"
+        self.save(default)
+        return default
+
+    def save(self, settings: Settings) -> None:
+        """Raises ConfigError where the disk does not take it."""
+        write_whole(self.path, msgspec.json.format(msgspec.json.encode(settings), indent=2) + b"\n")

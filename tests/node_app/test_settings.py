@@ -1,0 +1,67 @@
+"""What is saved is what is read; what can't be read is kept."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from core.errors import ConfigError
+from node_app.files import Folders, write_whole
+from node_app.settings import Hours, Limits, Settings, SettingsFile, limits_from
+
+DEFAULT = Settings("me")
+CHOSEN = Settings("me", "10.0.0.1:7001", True, Limits(2.5, 3, "cpu", Hours("22:00", "08:00"), False, None, 50, None))
+
+
+def test_settings_come_back_as_they_were_saved(tmp_path: Path) -> None:
+    file = SettingsFile(tmp_path / "settings.json")
+    file.save(CHOSEN)
+    assert file.load(DEFAULT) == CHOSEN
+    assert file.complaint == ""
+
+
+def test_the_first_start_saves_the_default(tmp_path: Path) -> None:
+    file = SettingsFile(tmp_path / "settings.json")
+    assert file.load(DEFAULT) == DEFAULT
+    assert file.load(Settings("another")) == DEFAULT
+
+
+@pytest.mark.parametrize("broken", [b"", b"{", b"[]", b'{"node_id": 3}', b'{"node_id": "x", "limits": {"threads": 0}}'])
+def test_a_broken_file_is_set_aside_and_reported(tmp_path: Path, broken: bytes) -> None:
+    path = tmp_path / "settings.json"
+    path.write_bytes(broken)
+    file = SettingsFile(path)
+    assert file.load(DEFAULT) == DEFAULT
+    aside = tmp_path / "settings.broken"
+    assert aside.read_bytes() == broken
+    assert str(aside) in file.complaint
+    assert SettingsFile(path).load(Settings("another")) == DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (b'{"cpu_percent": 101}', "cpu_percent"),
+        (b'{"memory_gb": 0}', "memory_gb"),
+        (b'{"threads": "two"}', "threads"),
+        (b'{"hours": {"start": "25:00", "end": "08:00"}}', "hours"),
+        (b'{"hours": {"start": "08:00", "end": "08:00"}}', "hours"),
+        (b"nonsense", "malformed"),
+    ],
+)
+def test_a_limit_that_can_not_be_is_refused_by_name(text: bytes, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        limits_from(text)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+def test_files_are_their_owners_alone(tmp_path: Path) -> None:
+    folders = Folders.under(tmp_path)
+    write_whole(folders.state / "x", b"1")
+    write_whole(folders.state / "x", b"2")
+    assert (folders.state / "x").read_bytes() == b"2"
+    assert (folders.state / "x").stat().st_mode & 0o077 == 0
+    assert folders.state.stat().st_mode & 0o077 == 0
+    assert [path.name for path in folders.state.iterdir()] == ["x"]
