@@ -46,6 +46,10 @@ class ProtocolError(CoreError):
     """A peer that sent what the protocol does not allow, or speaks another version of it."""
 
 
+class TrustError(CoreError):
+    """A peer that is no member, or not the one that it should be."""
+
+
 class ChannelClosed(CoreError):
     """A connection that ended: closed by the peer, cut, or silent for too long."""
 

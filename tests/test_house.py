@@ -45,10 +45,13 @@ ROOMS = {
     "link.py": Room.of(f"{SEAMS} protocol", "trio"),
     "blocks": Room.of(f"{SEAMS} blocks runtime", "torch"),
     "hub.py": Room.of(SEAMS, "huggingface_hub"),
+    "trust": Room.of(f"{SEAMS} trust", "cryptography filelock msgspec platformdirs psutil"),
     "runtime": Room.of(f"{SEAMS} plugins runtime", "jinja2 numpy outcome psutil torch transformers trio"),
     "gateway": Room.of(f"{SEAMS} gateway core", "litestar msgspec trio uvicorn"),
-    "coordinator": Room.of(f"{SEAMS} coordinator link plugins protocol runtime core", "msgspec psutil torch trio"),
-    "node": Room.of(f"{SEAMS} node link plugins protocol runtime core", "msgspec psutil torch trio"),
+    "coordinator": Room.of(
+        f"{SEAMS} coordinator link plugins protocol runtime trust core", "msgspec psutil torch trio"
+    ),
+    "node": Room.of(f"{SEAMS} node link plugins protocol runtime trust core", "msgspec psutil torch trio"),
     "cli": Room(ANY, ANY),
     "testing": Room(ANY, ANY),
 }
@@ -59,6 +62,7 @@ SINGLE_HOMES = {
     "litestar": ("core/gateway/", "core/testing/"),
     "uvicorn": ("core/gateway/", "core/testing/"),
     "asyncio": ("core/gateway/bridge.py", "core/gateway/server.py"),
+    "cryptography": ("core/trust/",),
     "trio_websocket": ("plugins/core_plugin_websocket/",),
     "wsproto": ("plugins/core_plugin_websocket/",),
     "transformers": ("core/runtime/tokenizer.py", "core/testing/", "plugins/"),

@@ -5,9 +5,27 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import ClassVar
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, ClassVar
 
 import trio
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a listener shows to those who dial it: a TLS 1.3 server context, and the certificate in it as DER."""
+
+    certificate: bytes
+    context: SSLContext
+
+    @property
+    def fingerprint(self) -> bytes:
+        """SHA-256 of the certificate: how a dialler knows the listener."""
+        return sha256(self.certificate).digest()
 
 
 class Channel(ABC):

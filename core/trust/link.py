@@ -1,0 +1,95 @@
+"""Invite links: all that a friend's machine needs to find a cluster, know it for what it is, and be let in once."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from dataclasses import dataclass
+from hashlib import sha256
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from core.errors import ConfigError
+
+PREFIX = "core://join/"
+SECRET_BYTES = 16
+MAX_HOSTS = 8
+_VERSION = 1
+_HEAD = struct.Struct("!B32s16sIHB")
+"""Version, fingerprint, secret, expiry (seconds since 1970), port, number of hosts."""
+_IPV4, _IPV6 = 0, 255
+"""In front of a host; any other number is the length of a name."""
+_CHECK_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class InviteLink:
+    """`fingerprint` is the SHA-256 of the coordinator's certificate, `expires` is in seconds since 1970."""
+
+    hosts: tuple[str, ...]
+    port: int
+    fingerprint: bytes
+    secret: bytes
+    expires: int
+
+    def __str__(self) -> str:
+        """`core://join/` and base64 (RFC 4648, section 5): 96 characters with one IPv4 address."""
+        head = _HEAD.pack(_VERSION, self.fingerprint, self.secret, self.expires, self.port, len(self.hosts))
+        body = head + b"".join(map(_packed_host, self.hosts))
+        return PREFIX + base64.urlsafe_b64encode(body + _check(body)).decode().rstrip("=")
+
+    def __repr__(self) -> str:
+        return f"InviteLink(hosts={self.hosts}, port={self.port})"
+
+    @classmethod
+    def parse(cls, text: str) -> InviteLink:
+        """Raises ConfigError for what is no link, or not a whole one."""
+        text = text.strip()
+        if not text.startswith(PREFIX):
+            raise ConfigError("that is no invite", f"an invite begins with {PREFIX}", "ask the host for `core invite`")
+        encoded = text.removeprefix(PREFIX).rstrip("/")
+        try:
+            data = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+            body, check = data[:-_CHECK_BYTES], data[-_CHECK_BYTES:]
+            if check != _check(body):
+                raise ValueError("its check sum is wrong")
+            version, fingerprint, secret, expires, port, count = _HEAD.unpack_from(body)
+            if version != _VERSION:
+                raise ConfigError("this invite is of another version", f"version {version}", "update core")
+            return cls(_unpacked_hosts(body[_HEAD.size :], count), port, fingerprint, secret, expires)
+        except (ValueError, IndexError, struct.error, binascii.Error):
+            raise ConfigError(
+                "the invite is damaged", "it is not whole", "copy the whole link, without spaces"
+            ) from None
+
+
+def _check(body: bytes) -> bytes:
+    return sha256(body).digest()[:_CHECK_BYTES]
+
+
+def _packed_host(host: str) -> bytes:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        name = host.encode("idna")
+        return bytes([len(name)]) + name
+    return bytes([_IPV4 if address.version == 4 else _IPV6]) + address.packed
+
+
+def _unpacked_hosts(data: bytes, count: int) -> tuple[str, ...]:
+    hosts = []
+    for _ in range(count):
+        kind, data = data[0], data[1:]
+        size = {_IPV4: 4, _IPV6: 16}.get(kind, kind)
+        packed, data = data[:size], data[size:]
+        if len(packed) < size:
+            raise ValueError("a host is cut short")
+        if kind == _IPV4:
+            hosts.append(str(IPv4Address(packed)))
+        elif kind == _IPV6:
+            hosts.append(str(IPv6Address(packed)))
+        else:
+            hosts.append(packed.decode("ascii"))
+    if data or not hosts:
+        raise ValueError("there is more or less than its hosts")
+    return tuple(hosts)

@@ -1,0 +1,128 @@
+"""Keys are made once, kept from others, and given up where they were copied."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from core.errors import ConfigError, TrustError
+from core.trust import identity as identities
+from core.trust import machine
+from core.trust.identity import Identity, short_id
+from core.trust.proof import Proof, new_nonce
+from core.trust.state_dir import ENVIRONMENT, StateDir
+
+unix = pytest.mark.skipif(sys.platform == "win32", reason="permissions of its own kind")
+
+
+def on_machine(monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
+    monkeypatch.setattr(identities, "machine_mark", lambda: mark)
+
+
+def test_a_state_directory_has_one_identity(state: StateDir) -> None:
+    first = Identity.open(state)
+    again = Identity.open(state)
+    assert first.certificate == again.certificate
+    assert first.fingerprint != Identity.fresh().fingerprint
+    assert len(first.fingerprint) == 32
+    assert len(short_id(first.fingerprint)) == 8
+
+
+@unix
+def test_nobody_else_can_read_the_key(state: StateDir) -> None:
+    Identity.open(state)
+    assert state.path.stat().st_mode & 0o777 == 0o700
+    assert (state.path / "identity.pem").stat().st_mode & 0o777 == 0o600
+
+
+@unix
+def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError, match="chmod 700"):
+        StateDir.open(tmp_path)
+
+
+def test_the_environment_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "there"))
+    assert StateDir.open().path == tmp_path / "there"
+    assert StateDir.open(tmp_path / "here").path == tmp_path / "here"
+
+
+def test_a_file_where_the_directory_should_be_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    with pytest.raises(ConfigError, match="--state-dir"):
+        StateDir.open(tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    ("made_on", "opened_on", "kept"),
+    [("a", "a", True), ("a", "b", False), ("", "b", True), ("a", "", True)],
+    ids=["the same", "another", "made without a mark", "opened without one"],
+)
+def test_a_copied_state_directory_gets_a_fresh_identity(
+    state: StateDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_on: str, opened_on: str, kept: bool
+) -> None:
+    on_machine(monkeypatch, made_on)
+    original = Identity.open(state)
+    shutil.copytree(state.path, tmp_path / "copy")
+    on_machine(monkeypatch, opened_on)
+    copy = StateDir.open(tmp_path / "copy")
+    opened = Identity.open(copy)
+    assert (opened.fingerprint == original.fingerprint) is kept
+    assert Identity.open(copy).fingerprint == opened.fingerprint
+
+
+def test_a_damaged_key_is_an_error_that_names_the_file(state: StateDir) -> None:
+    state.write("identity.pem", b"machine: \nnonsense")
+    with pytest.raises(ConfigError, match=r"identity\.pem"):
+        Identity.open(state)
+
+
+def test_key_and_certificate_of_different_origin_are_an_error(state: StateDir) -> None:
+    key = Identity.fresh().pem("").split(b"-----BEGIN CERTIFICATE")[0]
+    certificate = Identity.fresh().pem("").partition(b"-----BEGIN CERTIFICATE")
+    state.write("identity.pem", key + certificate[1] + certificate[2])
+    with pytest.raises(ConfigError, match="belong together"):
+        Identity.open(state)
+
+
+def test_the_mark_is_of_the_system_or_of_the_network_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "machine-id"
+    monkeypatch.setattr(machine, "_MACHINE_ID_FILES", (tmp_path / "none", file))
+    monkeypatch.setattr(machine.uuid, "getnode", lambda: 0x00163E112233)
+    by_card = machine.machine_mark()
+    file.write_text("0123456789abcdef\n")
+    by_system = machine.machine_mark()
+    assert by_card and by_system and by_card != by_system
+    assert "0123456789abcdef" not in by_system
+
+
+def test_a_container_without_an_id_of_its_own_has_no_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_MACHINE_ID_FILES", (tmp_path / "none",))
+    monkeypatch.setattr(machine.uuid, "getnode", lambda: 0x0242AC110002)
+    assert machine.machine_mark() == ""
+
+
+def test_a_proof_holds_for_what_it_was_made_for_and_nothing_else() -> None:
+    dialler, listener, other = Identity.fresh(), Identity.fresh().fingerprint, Identity.fresh().fingerprint
+    nonce = new_nonce()
+    proof = Proof.of(dialler, "node", nonce, listener)
+    assert proof.verified("node", nonce, listener) == dialler.fingerprint
+    for role, asked, by in [("peer", nonce, listener), ("node", new_nonce(), listener), ("node", nonce, other)]:
+        with pytest.raises(TrustError):
+            proof.verified(role, asked, by)  # type: ignore[arg-type]
+
+
+def test_a_certificate_without_its_key_proves_nothing() -> None:
+    victim, thief, listener, nonce = Identity.fresh(), Identity.fresh(), bytes(32), new_nonce()
+    stolen = Proof(victim.certificate, Proof.of(thief, "node", nonce, listener).signature)
+    for proof in (stolen, Proof(b"", b""), Proof(b"\x30\x82", bytes(64)), Proof(victim.certificate, b"")):
+        with pytest.raises(TrustError):
+            proof.verified("node", nonce, listener)
+
+
+def test_keys_are_not_shown() -> None:
+    assert "PRIVATE" not in repr(Identity.fresh())
