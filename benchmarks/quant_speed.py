@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from _measure import QUESTION, machine, spread, verdict
@@ -19,6 +19,7 @@ from core.cli.demo_model import demo_model
 from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
 from core.plugins import PluginHost
+from core.runtime.bench import WholeModel
 from core.runtime.device import torch_dtype
 from core.runtime.model import Model, Precision
 from core.runtime.tokenizer import Tokenizer
@@ -35,34 +36,13 @@ WAYS = [
 ]
 
 
-class Piece(NamedTuple):
-    session: int
-    position: int
-    rows: int
-    outputs: int
-
-
 Decode = Callable[[int], float]
 """Decodes so many tokens after the prompt; gives tokens per second."""
 
 
 def ours(model: Model, precision: Precision, prompt: list[int]) -> Decode:
-    ends = model.load_ends(precision, CPU)
-    stage, _ = model.load_stage(range(model.spec.layers), precision, CPU)
-
-    def step(tokens: list[int], position: int) -> int:
-        hidden = stage.run(ends.embed(torch.tensor(tokens)), [Piece(1, position, len(tokens), 1)], outputs_only=True)
-        return int(ends.logits(hidden)[-1].argmax())
-
-    @torch.inference_mode()
-    def decode(count: int) -> float:
-        token = step(prompt, 0)
-        started = time.perf_counter()
-        for position in range(len(prompt), len(prompt) + count):
-            token = step([token], position)
-        return count / (time.perf_counter() - started)
-
-    return decode
+    whole = WholeModel(model, precision, CPU)
+    return lambda count: count / whole.measure(prompt, count).decode
 
 
 class Stamps:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from core import __version__
-from core.cli import demo, doctor, node, plan, plugins, serve
+from core.cli import bench, demo, doctor, node, plan, plugins, serve
 from core.errors import ConfigError, CoreError, PluginError, leaves
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app.command("node")(node.node)
 app.command("demo")(demo.demo)
 app.command("plan")(plan.plan)
 app.command("plugins")(plugins.plugins)
+app.command("bench")(bench.bench)
 app.command("doctor")(doctor.doctor)
 
 

@@ -13,13 +13,13 @@ import trio
 import typer
 
 from core.cli.console import Bars, gigabytes, run, set_up_logging
-from core.cli.options import CacheDir, LogLevel, Threads, TransportName
+from core.cli.options import CacheDir, Device, LogLevel, Threads, TransportName
 
 
 def node(
     cluster_host: Annotated[str, typer.Option(help="The coordinator's host.")] = "127.0.0.1",
     cluster_port: Annotated[int, typer.Option(help="The coordinator's node port.", min=1, max=65535)] = 7001,
-    device: Annotated[str, typer.Option(help="auto, cuda, cuda:0, mps or cpu.")] = "auto",
+    device: Device = "auto",
     node_id: Annotated[str, typer.Option(help="A stable name for this node. Default: host name and process.")] = "",
     hf_cache_dir: CacheDir = None,
     work_dir: Annotated[Path | None, typer.Option(help="Reserved for temporary files; nothing uses it yet.")] = None,

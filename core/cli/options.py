@@ -23,5 +23,6 @@ Wire = Annotated[
 PlannerName = Annotated[str, typer.Option(help="How layers are divided among nodes.")]
 TransportName = Annotated[str, typer.Option(help="How machines reach each other.")]
 CacheDir = Annotated[Path | None, typer.Option(help="Where downloaded models are kept.")]
+Device = Annotated[str, typer.Option(help="auto, cuda, cuda:0, mps or cpu.")]
 Threads = Annotated[int | None, typer.Option(help="Compute threads. Default: physical cores less one.", min=1)]
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]

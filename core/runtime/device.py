@@ -66,6 +66,14 @@ def free_memory(device: torch.device) -> int:
     return _system_free()
 
 
+def synchronize(device: torch.device) -> None:
+    """Waits until all that was asked of `device` is computed."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 def refuse_dtype(device: torch.device, dtype: DType) -> str | None:
     """Why `device` can't compute in `dtype`, found by trying a small product; None where it can."""
     probe = torch.ones(2, 2, dtype=torch_dtype(dtype), device=device)

@@ -1,0 +1,166 @@
+"""`core bench`: how fast one machine computes a whole model, and where a decoded token's time goes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import trio
+import typer
+
+from core.cli.console import Bars, set_up_logging
+from core.cli.options import CacheDir, Compute, Device, KeepHead, ModelName, Quant, Revision, Threads, TransportName
+from core.errors import ChannelClosed
+from core.interfaces.checkpoint import Source
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from core.interfaces.transport import Channel, Transport
+    from core.protocol.codec import Packet
+    from core.runtime.bench import Profile
+    from core.runtime.model import Model, Precision
+
+_DIAL_SECONDS = 5.0
+_MESSAGES = 200
+
+
+def bench(
+    model: ModelName,
+    revision: Revision = None,
+    quant: Quant = "fp16",
+    keep_head: KeepHead = False,
+    dtype: Compute = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of the made-up prompt.", min=1)] = 128,
+    tokens: Annotated[int, typer.Option(help="Tokens to decode in each round.", min=1)] = 64,
+    rounds: Annotated[int, typer.Option(help="How often to measure, after one round to warm up.", min=1)] = 5,
+    profile: Annotated[bool, typer.Option("--profile", help="Show where a decoded token's time goes.")] = False,
+    transport: TransportName = "trio-websocket",
+    hf_cache_dir: CacheDir = None,
+) -> None:
+    """Time a whole model in this process: tokens per second of prefill and decode, without any network."""
+    set_up_logging("warning")
+    import torch
+    from rich.console import Console
+
+    from core.plugins import PluginHost
+    from core.runtime.bench import WholeModel, made_up_prompt, refuse_too_large
+    from core.runtime.device import default_threads, pick
+    from core.runtime.model import Model, Precision
+
+    plugins = PluginHost.installed()
+    quantizer, moved_by, place = plugins.quantizers.get(quant), plugins.transports.get(transport), pick(device)
+    compute = dtype or quantizer.compute
+    precision = Precision(quantizer, compute, compute, keep_head)
+    torch.set_num_threads(threads or default_threads())
+    with Model.open(Source(model, revision, hf_cache_dir), plugins) as opened:
+        prompt = made_up_prompt(opened, prompt_tokens, tokens)
+        refuse_too_large(opened, precision, place, prompt_tokens + tokens)
+        _fetch(opened)
+        whole = WholeModel(opened, precision, place)
+        hidden_size = opened.spec.hidden_size
+        typer.echo(f"model    {model}: {opened.spec.layers} layers, {opened.architecture.name}, {quant}, {compute}")
+    typer.echo(f"device   {place}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    whole.measure(prompt, tokens)
+    measured = [whole.measure(prompt, tokens) for _ in range(rounds)]
+    typer.echo(f"prefill  {_rate([prompt_tokens / each.prefill for each in measured])}, {prompt_tokens} tokens")
+    typer.echo(f"decode   {_rate([tokens / each.decode for each in measured])}, {tokens} tokens after them")
+    if profile:
+        found = whole.profile(prompt, tokens)
+        packet = _decode_message(hidden_size, precision)
+        Console(markup=False).print(_table(found, _codec_seconds(packet), trio.run(_round_trip, moved_by, packet)))
+
+
+def _fetch(model: Model) -> None:
+    with Bars() as bars:
+
+        def progress(done: int, total: int) -> None:
+            bars.show({"download": (done, total)})
+
+        model.fetch_ends(progress)
+        model.fetch_stage(range(model.spec.layers), progress)
+
+
+def _rate(rates: Sequence[float]) -> str:
+    return f"{statistics.median(rates):.1f} tokens/s ({min(rates):.1f} to {max(rates):.1f})"
+
+
+def _decode_message(hidden_size: int, precision: Precision) -> Packet:
+    import torch
+
+    from core.protocol.codec import Packet
+    from core.protocol.messages import RunDecode, Segment
+    from core.protocol.tensors import to_wire
+
+    hidden = to_wire(torch.zeros(1, hidden_size, dtype=precision.residual), precision.residual)
+    return Packet(RunDecode(1, [Segment(1, 100, 1, 1)], hidden, [1000]), "1")
+
+
+def _codec_seconds(packet: Packet) -> float:
+    """What it takes to encode and decode a message."""
+    from core.protocol.codec import Decoder, encode
+
+    decoder, times = Decoder(), []
+    for _ in range(_MESSAGES):
+        started = time.perf_counter()
+        for frame in encode(packet):
+            decoder.feed(frame)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+async def _round_trip(transport: Transport, packet: Packet) -> float:
+    """Seconds for a message to the other end of a link in this process and back."""
+    from core.link import open_link
+
+    async with trio.open_nursery() as nursery:
+        port = await nursery.start(transport.listen, "127.0.0.1", 0, _echo)
+        times = []
+        async with transport.dial("127.0.0.1", port, timeout=_DIAL_SECONDS) as channel, open_link(channel) as link:
+            for _ in range(_MESSAGES):
+                started = time.perf_counter()
+                await link.send(packet.message, packet.request_id)
+                await link.receive()
+                times.append(time.perf_counter() - started)
+        nursery.cancel_scope.cancel()
+    return statistics.median(times)
+
+
+async def _echo(channel: Channel) -> None:
+    from core.link import open_link
+
+    async with open_link(channel) as link:
+        try:
+            while True:
+                packet = await link.receive()
+                await link.send(packet.message, packet.request_id)
+        except ChannelClosed:
+            return
+
+
+def _table(profile: Profile, codec: float, round_trip: float) -> Table:
+    from rich.table import Table
+
+    table = Table("part", "ms", "%", "of which", box=None, pad_edge=False)
+    whole = profile.embed + profile.layers + profile.head + profile.sampling
+    table.columns[1].justify = table.columns[2].justify = "right"
+
+    def row(part: str, seconds: float, of_which: str = "") -> None:
+        table.add_row(part, f"{1e3 * seconds:.3f}", f"{100 * seconds / whole:.0f}", of_which)
+
+    row("a decoded token", whole)
+    row("layers", profile.layers)
+    for kind in profile.kinds:
+        row(f"  {kind.name}", kind.seconds, ", ".join(f"{name} {1e3 * spent:.3f}" for name, spent in kind.operators))
+    row("  dispatch", profile.dispatch, "the layers' time outside of torch's operators")
+    row("embedding", profile.embed)
+    row("head", profile.head, "final norm and logits")
+    row("sampling", profile.sampling, "greedy")
+    table.add_section()
+    row("codec", codec, "not in a token here: a decode message encoded and decoded")
+    row("link", round_trip, "not in a token here: such a message to the other end of a link on this machine and back")
+    return table
