@@ -12,7 +12,7 @@ from core.interfaces.architecture import Ends
 from core.interfaces.engine import Delta, FinishReason
 from core.protocol.messages import Tensor
 from core.protocol.tensors import from_wire, to_wire
-from core.runtime.sampling import Sampler, require_finite
+from core.runtime.sampling import Sampler, choose, require_finite
 from core.runtime.tokenizer import TextStream
 
 
@@ -61,7 +61,10 @@ class Head:
 
     def step(self, hidden: Tensor, decoding: Decoding) -> Step:
         """Samples a token from the last row, adds it to the text, and embeds it for the next step."""
-        token = decoding.sampler(self._logits(hidden)[-1])
+        logits = self._logits(hidden)
+        require_finite(logits)
+        [token] = choose(logits, [decoding.sampler], [decoding.tokens])
+        decoding.sampler.accept(token)
         decoding.tokens += 1
         finish: FinishReason | None = None
         text = ""
