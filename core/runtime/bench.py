@@ -16,7 +16,7 @@ from core.errors import ConfigError
 from core.runtime.device import free_memory, synchronize
 from core.runtime.kv_cache import capacity
 from core.runtime.model import Model, Precision
-from core.runtime.sampling import Sampler, SamplingParams
+from core.runtime.sampling import Sampler, SamplingParams, choose, require_finite
 
 KINDS: dict[str, tuple[str, ...]] = {
     "linear": ("linear", "mm", "addmm", "matmul", "bmm", "baddbmm", "mkldnn_linear", "_weight_int", "embedding"),
@@ -95,9 +95,10 @@ class WholeModel:
         lap("embed")
         hidden = self._run(hidden, position)
         lap("layers")
-        logits = self._ends.logits(hidden)[-1]
+        logits = self._ends.logits(hidden)[-1:]
         lap("head")
-        token = self._sampler(logits)
+        require_finite(logits)
+        [token] = choose(logits, [self._sampler], [position])
         lap("sampling")
         return token
 
