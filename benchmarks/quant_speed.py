@@ -18,6 +18,7 @@ from _measure import QUESTION, machine, spread, verdict
 from core.cli.demo_model import demo_model
 from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
+from core.interfaces.engine import Conversation
 from core.plugins import PluginHost
 from core.runtime.bench import WholeModel
 from core.runtime.device import torch_dtype
@@ -107,7 +108,8 @@ def main(rounds: int, tokens: int) -> None:
     plugins = PluginHost.installed()
     kernels(plugins, rounds)
     with Model.open(Source(str(demo_model())), plugins) as model:
-        prompt = Tokenizer(model.checkpoint.tokenizer()).encode_chat([{"role": "user", "content": QUESTION}])
+        question = Conversation(({"role": "user", "content": QUESTION},))
+        prompt = Tokenizer(model.checkpoint.tokenizer()).encode_chat(question)
         decoders: dict[str, Decode] = {
             f"{quant} {dtype}": ours(model, Precision(plugins.quantizers.get(quant), dtype, dtype), prompt)
             for quant, dtype in WAYS

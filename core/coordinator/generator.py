@@ -115,8 +115,8 @@ class Generator:
 
     def encode(self, prompt: str | Sequence[int] | Conversation) -> list[int]:
         match prompt:
-            case Conversation(messages):
-                return self.tokenizer.encode_chat(messages)
+            case Conversation() as conversation:
+                return self.tokenizer.encode_chat(conversation)
             case str(text):
                 return self.tokenizer.encode(text)
             case ids:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+import re
+from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
 from core.errors import RequestError
+from core.interfaces.engine import Conversation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _REPLACEMENT = "\ufffd"
+_SPACE = "\u2581"
+"""How sentencepiece's pieces have a space."""
 _WINDOW = 8
 """Tokens kept as context: more than the 4 bytes of a character, and a first one whose leading space decoders strip."""
 
@@ -27,18 +33,42 @@ class Tokenizer:
         self._inner = inner
         own = () if inner.eos_token_id is None else (inner.eos_token_id,)
         self.eos_ids: frozenset[int] = frozenset((*eos_token_ids, *own))
-        self._special = frozenset(i for i, token in inner.added_tokens_decoder.items() if token.special)
+        added = inner.added_tokens_decoder
+        self._added = frozenset(added)
+        self._special = frozenset(i for i, token in added.items() if token.special)
         self._fallback_bytes = _fallback_bytes(inner)
+        self._is_byte_level = _is_byte_level(inner)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a plain prompt, with the special tokens that the tokenizer adds by default."""
         return list(self._inner.encode(text))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(self, conversation: Conversation) -> list[int]:
         """The ids of a conversation in the model's own chat template, ready for the assistant's answer.
 
-        Raises RequestError where the model has no chat template, or its template refuses the messages.
+        Raises RequestError where the model has no chat template, where its template knows nothing of the tools or of
+        an option, or refuses the messages.
         """
+        tools = [dict(tool) for tool in conversation.tools] or None
+        try:
+            self._require_known(tools, conversation.template_options)
+            ids = self._inner.apply_chat_template(
+                [dict(message) for message in conversation.messages],
+                tools=tools,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+                **conversation.template_options,
+            )
+        # A template is a program of the model's makers: it raises for wrong roles, and trips over other contents.
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise RequestError(
+                "the model's chat template refuses these messages", str(error), "change the messages", param="messages"
+            ) from error
+        return list(ids)
+
+    def _require_known(self, tools: list[dict[str, Any]] | None, options: Iterable[str]) -> None:
+        """Raises RequestError for what the model's template would pass over in silence, or where it has none."""
         if not self._inner.chat_template:
             raise RequestError(
                 "this model has no chat template",
@@ -46,22 +76,26 @@ class Tokenizer:
                 "use /v1/completions with a prompt",
                 param="messages",
             )
-        try:
-            ids = self._inner.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-        # A template is a program of the model's makers: it raises for wrong roles, and trips over other contents.
-        except (TemplateError, TypeError, ValueError) as error:
-            raise RequestError(
-                "the model's chat template refuses these messages", str(error), "change the messages", param="messages"
-            ) from error
-        return list(ids)
+        source = self._inner.get_chat_template(tools=tools)
+        if tools and not _names("tools", source):
+            raise RequestError("this model takes no tools", "its chat template has no place for them", param="tools")
+        reserved = {"messages", *inspect.signature(self._inner.apply_chat_template).parameters}
+        for option in options:
+            if option in reserved or not _names(option, source):
+                raise RequestError(
+                    f"this model's chat template has no option {option!r}",
+                    hint="leave it out",
+                    param="chat_template_kwargs",
+                )
 
-    def text_stream(self, stop: Sequence[str] = ()) -> TextStream:
-        """A fresh stream for one generation that ends at any of `stop`. Raises RequestError for an empty one."""
+    def text_stream(self, stop: Sequence[str] = (), *, special_tokens: bool = False) -> TextStream:
+        """A fresh stream for one generation that ends at any of `stop`. Raises RequestError for an empty one.
+
+        With `special_tokens` these are part of the text, and of what may be a stop string.
+        """
         if "" in stop:
             raise RequestError("a stop string is empty", hint="leave it out", param="stop")
-        return TextStream(_Detokenizer(self), _StopFilter(stop))
+        return TextStream(_Detokenizer(self, special_tokens), _StopFilter(stop))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens, spaces as the model wrote them."""
@@ -79,9 +113,26 @@ class Tokenizer:
         text: str = self._inner.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
-    def is_silent(self, token_id: int) -> bool:
-        """Whether the token has no part in any text: a special one, or one that only pads the vocabulary."""
-        return token_id in self._special or self._inner.convert_ids_to_tokens(token_id) is None
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token stands for by itself: maybe part of a character. Empty for one that pads the vocabulary."""
+        token = self._inner.convert_ids_to_tokens(token_id)
+        if token is None:
+            return b""
+        if token_id in self._added:
+            return str(token).encode()
+        if token_id in self._fallback_bytes:
+            return bytes.fromhex(token[3:5])
+        if not self._is_byte_level:
+            return str(token).replace(_SPACE, " ").encode()
+        return b"".join(_BYTE_OF_UNIT.get(unit) or unit.encode() for unit in token)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is markup between texts: none of a text's characters are made of it."""
+        return token_id in self._special
+
+    def is_padding(self, token_id: int) -> bool:
+        """Whether the token only fills the vocabulary up."""
+        return self._inner.convert_ids_to_tokens(token_id) is None
 
     def is_fallback_byte(self, token_id: int) -> bool:
         """Whether the token is one of sentencepiece's single bytes, `<0x00>` to `<0xFF>`."""
@@ -120,18 +171,20 @@ class _Detokenizer:
     sentencepiece's fallback bytes is decoded as a whole or becomes U+FFFD as a whole, so it is final when it ends.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, special_tokens: bool) -> None:
         self._tokenizer = tokenizer
+        self._special_tokens = special_tokens
+        self._decode = tokenizer.decode_whole if special_tokens else tokenizer.decode
         self._ids: list[int] = []
         self._sent = 0
 
     def push(self, token_id: int) -> str:
-        if self._tokenizer.is_silent(token_id):
+        if self._is_silent(token_id):
             return ""
         self._ids.append(token_id)
         if self._tokenizer.is_fallback_byte(token_id):
             return ""
-        text = self._tokenizer.decode(self._ids)
+        text = self._decode(self._ids)
         final = len(text.removesuffix(_REPLACEMENT))
         piece = text[self._sent : final]
         self._sent = final
@@ -140,15 +193,20 @@ class _Detokenizer:
         return piece
 
     def finish(self) -> str:
-        text = self._tokenizer.decode(self._ids)
+        text = self._decode(self._ids)
         piece = text[self._sent :]
         self._sent = len(text)
         return piece
 
+    def _is_silent(self, token_id: int) -> bool:
+        if not self._special_tokens and self._tokenizer.is_special(token_id):
+            return True
+        return self._tokenizer.is_padding(token_id)
+
     def _slide(self, held: int) -> None:
         """Forgets the older tokens. The shorter window may decode otherwise at its start, but has the same end."""
         del self._ids[:-_WINDOW]
-        self._sent = len(self._tokenizer.decode(self._ids)) - held
+        self._sent = len(self._decode(self._ids)) - held
 
 
 class _StopFilter:
@@ -187,3 +245,23 @@ def _fallback_bytes(inner: PreTrainedTokenizerBase) -> frozenset[int]:
     names = [f"<0x{byte:02X}>" for byte in range(256)]
     ids = dict(zip(names, inner.convert_tokens_to_ids(names), strict=True))
     return frozenset(i for name, i in ids.items() if i is not None and inner.convert_ids_to_tokens(i) == name)
+
+
+def _names(variable: str, template: str) -> bool:
+    return re.search(rf"\b{re.escape(variable)}\b", template) is not None
+
+
+def _byte_of_unit() -> dict[str, bytes]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the others for U+0100 on, in order."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = count(0x100)
+    return {chr(byte if byte in printable else next(others)): bytes([byte]) for byte in range(256)}
+
+
+_BYTE_OF_UNIT = _byte_of_unit()
+
+
+def _is_byte_level(inner: PreTrainedTokenizerBase) -> bool:
+    """Only what the tokenizers library runs has a backend; the others that transformers knows are sentencepiece's."""
+    backend = getattr(inner, "backend_tokenizer", None)
+    return backend is not None and "ByteLevel" in str(backend.decoder)

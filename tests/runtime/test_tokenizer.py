@@ -14,11 +14,6 @@ from core.errors import RequestError
 from core.runtime.tokenizer import TextStream, Tokenizer
 
 BOS, EOS, PLAIN_ADDED = "<s>", "</s>", "<tool>"
-TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}"
-    "{% if m.role == 'system' %}{{ raise_exception('no system role here') }}{% endif %}"
-    "[{{ m.role }}]{{ m['content'] + '\\n' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
-)
 TEXTS = [
     "Hello, world! It 's n't  fine .",
     "naïve café, Straße",
@@ -92,7 +87,6 @@ def wrapped(inner: FastTokenizer) -> PreTrainedTokenizerFast:
         tokenizer_object=inner,
         bos_token=BOS,
         eos_token=EOS,
-        chat_template=TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
 
@@ -145,37 +139,6 @@ def test_encodes_a_plain_prompt_as_the_oracle_does(oracle: PreTrainedTokenizerFa
     ids = Tokenizer(oracle).encode("the hello")
     assert ids == oracle("the hello")["input_ids"]
     assert ids[0] == oracle.bos_token_id
-
-
-def test_encodes_a_conversation_as_the_oracle_does_with_one_bos(oracle: PreTrainedTokenizerFast) -> None:
-    messages = ({"role": "user", "content": "hello"}, {"role": "assistant", "content": "the"})
-    ids = Tokenizer(oracle).encode_chat(messages)
-    expected = oracle.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True)
-    assert ids == expected["input_ids"]
-    assert ids.count(oracle.bos_token_id) == 1
-
-
-def test_a_model_without_a_chat_template_points_to_completions() -> None:
-    oracle = byte_level()
-    oracle.chat_template = None
-    with pytest.raises(RequestError, match="/v1/completions") as caught:
-        Tokenizer(oracle).encode_chat([{"role": "user", "content": "hi"}])
-    assert caught.value.param == "messages"
-
-
-@pytest.mark.parametrize(
-    ("messages", "told"),
-    [
-        ([{"role": "system", "content": "be brief"}], "no system role here"),
-        ([{"role": "user"}], "content"),
-        ([{"role": "user", "content": ["hi"]}], "concatenate"),
-        ([], "empty"),
-    ],
-)
-def test_a_template_that_refuses_is_quoted(messages: list[dict[str, object]], told: str) -> None:
-    with pytest.raises(RequestError, match=told) as caught:
-        Tokenizer(byte_level()).encode_chat(messages)
-    assert caught.value.param == "messages"
 
 
 def test_eos_ids_are_the_models_and_the_tokenizers_own() -> None:
@@ -324,3 +287,40 @@ def test_decoding_reads_a_bounded_number_of_tokens(
     for i in ids_of(oracle, "the hello a") * 100:
         stream.push(i)
     assert 0 < max(read) <= 16
+
+
+def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(oracle: PreTrainedTokenizerFast) -> None:
+    tokenizer = Tokenizer(oracle)
+    for text in TEXTS:
+        ids = ids_of(oracle, text)
+        if oracle.unk_token_id not in ids and oracle.convert_tokens_to_ids("<unk>") not in ids:
+            assert b"".join(map(tokenizer.token_bytes, ids)).decode().removeprefix(" ") == text.removeprefix(" ")
+
+
+def test_a_token_may_be_part_of_a_character() -> None:
+    for name in ("byte-level", "llama"):
+        tokenizer, data = Tokenizer(ORACLES[name]), "é🙂\x00\x7f".encode()
+        assert b"".join(map(tokenizer.token_bytes, bytes_of(ORACLES[name], data))) == data
+    parts = map(Tokenizer(ORACLES["byte-level"]).token_bytes, ids_of(ORACLES["byte-level"], "x🙂y"))
+    assert list(parts) == [b"x\xf0", b"\x9f", b"\x99\x82", b"y"]
+
+
+def test_added_tokens_stand_for_themselves_and_padding_for_nothing(oracle: PreTrainedTokenizerFast) -> None:
+    tokenizer = Tokenizer(oracle)
+    for token in (BOS, EOS, PLAIN_ADDED):
+        assert tokenizer.token_bytes(oracle.convert_tokens_to_ids(token)) == token.encode()
+    beyond = len(oracle) + 5
+    assert tokenizer.token_bytes(beyond) == b""
+    assert tokenizer.is_padding(beyond)
+    specials = {i for i in range(beyond) if tokenizer.is_special(i)}
+    assert specials == {oracle.bos_token_id, oracle.eos_token_id}
+
+
+def test_special_tokens_are_in_the_text_where_they_are_wanted(oracle: PreTrainedTokenizerFast) -> None:
+    tokenizer, beyond = Tokenizer(oracle), len(oracle) + 5
+    ids = [oracle.bos_token_id, *ids_of(oracle, "the hello"), beyond, oracle.eos_token_id, *ids_of(oracle, "a")]
+    told = pieces_of(tokenizer.text_stream(special_tokens=True), ids)
+    assert "".join(told) == tokenizer.decode_whole(ids)
+    stream = tokenizer.text_stream([EOS], special_tokens=True)
+    assert "".join(pieces_of(stream, ids)) == oracle.decode(ids).partition(EOS)[0]
+    assert stream.stopped
