@@ -25,6 +25,7 @@ from core.interfaces.checkpoint import Progress
 from core.interfaces.engine import ClusterStatus
 from core.plugins import PluginHost
 from core.protocol.codec import Packet
+from core.protocol.messages import Leave
 from core.runtime.compute import ComputeThread, open_compute_thread
 from core.runtime.device import default_threads, free_memory, pick, torch_dtype
 from core.runtime.model import Model, Precision, choose_wire
@@ -67,15 +68,27 @@ class Live:
     @asynccontextmanager
     async def serving_nodes(self) -> AsyncIterator[int]:
         """Nodes can join meanwhile, on the port that this yields; local ones are started."""
+        end = trio.Event()
+        async with trio.open_nursery() as nursery:
+            try:
+                yield await nursery.start(self._serve_nodes, end)
+            finally:
+                end.set()
+
+    async def _serve_nodes(self, end: trio.Event, *, task_status: trio.TaskStatus[int]) -> None:
+        """Until `end`, also where it is cancelled before: then all members are told, and let go."""
         settings = self._settings
         server = NodeServer(self._members, self)
-        async with trio.open_nursery() as nursery:
-            listen = partial(self._transport.listen, settings.node_host, settings.node_port, server.serve)
-            port: int = await nursery.start(listen)
-            if settings.local_nodes:
-                nursery.start_soon(run_local_nodes, *self._local_command(port))
-            yield port
-            nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                listen = partial(self._transport.listen, settings.node_host, settings.node_port, server.serve)
+                port: int = await nursery.start(listen)
+                if settings.local_nodes:
+                    nursery.start_soon(run_local_nodes, *self._local_command(port))
+                task_status.started(port)
+                await end.wait()
+                await self._members.say_goodbye(Leave("its host ended it"))
+                nursery.cancel_scope.cancel()
 
     async def run(self) -> None:
         settings = self._settings
@@ -90,11 +103,16 @@ class Live:
 
     async def _serve(self, model: Model, loaded: _Loaded, compute: ComputeThread) -> None:
         builder = RouteBuilder(self._settings, model, loaded.precision, loaded.head, compute)
-        self._supervisor = Supervisor(self._settings, self._members, self._planner, builder, self._free_at_start)
+        self._supervisor = Supervisor(
+            self._settings, self._members, self._planner, builder, self._free_at_start, self._sessions
+        )
         self.generator = Generator(
             model, loaded.precision, loaded.tokenizer, loaded.head, compute, self._supervisor, self._rate
         )
         await self._supervisor.run()
+
+    def _sessions(self) -> int:
+        return self.generator.sessions if self.generator else 0
 
     def _load(self, model: Model) -> _Loaded:
         """In the compute thread. Raises ConfigError where the head does not fit into this machine."""
@@ -130,7 +148,7 @@ class Live:
             ready_nodes=supervisor.ready_nodes() if supervisor else 0,
             route_epoch=supervisor.epoch if supervisor else 0,
             layers=generator.model.spec.layers if generator else 0,
-            sessions=generator.sessions if generator else 0,
+            sessions=self._sessions(),
             tokens_per_second=self._rate.per_second(),
             quant=settings.quant,
             dtype=self._dtype,
@@ -140,9 +158,10 @@ class Live:
         )
 
     def _left_out(self) -> dict[str, str]:
-        """Who holds no layers, and why: by the plan, or for having joined after it."""
+        """Who holds no layers, and why: by the plan, for having joined after it, or for being paused."""
         planned = dict(self._supervisor.left_out) if self._supervisor else {}
-        return planned | {m.node_id: m.detail for m in self._members.all() if m.state == "spare" and m.detail}
+        without = [member for member in self._members.all() if member.state in ("spare", "paused") and member.detail]
+        return planned | {member.node_id: member.detail for member in without}
 
     async def take(self, member: Member, packet: Packet) -> None:
         if self._supervisor is not None:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import trio
 
-from core.errors import RouteError
+from core.errors import ChannelClosed, RouteError
 from core.link import Link
 from core.protocol.messages import (
     Hello,
@@ -33,6 +33,10 @@ class Member:
         self.scope = trio.CancelScope()
         self.state = "idle"
         self.detail = ""
+        self.paused = hello.paused
+        """Why it takes no layers for now; "" where it does."""
+        self.excused = False
+        """It is paused, and nobody is served by it any more."""
         self.progress: tuple[int, int] | None = None
         self.layers: range | None = None
         self.weight_bytes = 0
@@ -45,6 +49,18 @@ class Member:
 
     def become(self, state: str, detail: str = "") -> None:
         self.state, self.detail, self.progress = state, detail, None
+
+    def rest(self) -> None:
+        """It has no part in a route."""
+        if self.paused:
+            self.become("paused", f"it is paused: {self.paused}")
+            self.layers, self.weight_bytes = None, 0
+        elif self.state != "failed":
+            self.become("idle")
+
+    def pause(self, reason: str) -> None:
+        """Or ends the pause, where there is no reason."""
+        self.paused, self.excused = reason, self.excused and reason != ""
 
     def fail(self, reason: str) -> None:
         """It is left out of the next plans for a while."""
@@ -122,6 +138,12 @@ class Members:
             member.leave(reason)
             self.notify()
 
+    async def say_goodbye(self, message: Message) -> None:
+        """The last message to each; whoever does not take it within a second goes without."""
+        async with trio.open_nursery() as nursery:
+            for member in self.all():
+                nursery.start_soon(_end_with, member.link, message)
+
     def notify(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
@@ -129,3 +151,10 @@ class Members:
     async def wait_change(self) -> None:
         """Until someone joins, leaves or changes state. May be cut short by a deadline of the caller's."""
         await self._changed.wait()
+
+
+async def _end_with(link: Link, message: Message) -> None:
+    try:
+        await link.end_with(message)
+    except ChannelClosed:
+        return

@@ -16,11 +16,13 @@ from core.protocol.messages import (
     Error,
     Hello,
     HelloAck,
+    Leave,
     LoadComplete,
     LoadFailed,
     LoadProgress,
     Message,
     NodeState,
+    Pause,
     PeerConnected,
     clipped,
 )
@@ -57,7 +59,7 @@ class NodeServer:
             with member.scope:
                 await link.send(HelloAck(PROTOCOL_VERSION, core.__version__))
                 _log.info("node %s joined from %s with %s", member.node_id, link.peer, hello.selected_device)
-                self._traffic.member_joined(member)
+                self._settle(member)
                 self._members.add(member)
                 await self._listen(member)
             if member.scope.cancelled_caught:
@@ -79,6 +81,11 @@ class NodeServer:
             self._members.remove(member, reason)
             self._traffic.member_left(member)
 
+    def _settle(self, member: Member) -> None:
+        member.rest()
+        if not member.paused:
+            self._traffic.member_joined(member)
+
     async def _take(self, member: Member, packet: Packet) -> None:
         message = packet.message
         if isinstance(message, NodeState):
@@ -88,6 +95,13 @@ class NodeServer:
             member.post(message)
         elif isinstance(message, (LoadComplete, LoadFailed, PeerConnected)):
             member.post(message)
+        elif isinstance(message, Pause):
+            member.pause(message.reason)
+            if member.state == "paused":
+                self._settle(member)
+            self._members.notify()
+        elif isinstance(message, Leave):
+            raise ChannelClosed("it left", message.reason)
         elif isinstance(message, Error):
             raise ChannelClosed("it ended the link", message.message)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import trio
 
@@ -20,8 +20,12 @@ from core.protocol.messages import ClearCache, HiddenState, InferenceError, Peer
 RETRY_SECONDS = 5.0
 FAILED_SECONDS = 30.0
 """How long a node that could not load its layers is left out of plans."""
+DRAIN_SECONDS = 30.0
+"""What a node that pauses gives the generations that run on it."""
+_DRAIN_POLL_SECONDS = 0.1
 LOCAL_PREFIX = "local-"
 """Begins the id of every node that the coordinator started itself."""
+_ANEW = "the cluster plans anew with the nodes that are left; send the request again"
 _LOADING = "the nodes load their layers"
 _log = logging.getLogger(__name__)
 
@@ -36,8 +40,10 @@ class Supervisor:
         planner: Planner,
         builder: RouteBuilder,
         free_at_start: int,
+        sessions: Callable[[], int],
     ) -> None:
-        """`free_at_start`: bytes that the device of this machine had free before anything was loaded."""
+        """`free_at_start`: bytes that the device of this machine had free before anything was loaded. `sessions`
+        tells how many generations run."""
         self.state = "waiting"
         self.detail = ""
         self.required = settings.min_nodes
@@ -48,10 +54,16 @@ class Supervisor:
         self._planner = planner
         self._builder = builder
         self._free_at_start = free_at_start
+        self._sessions = sessions
         self._route: Route | None = None
         self._lost = ""
 
     async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._excuse_the_paused)
+            await self._keep_a_route()
+
+    async def _keep_a_route(self) -> None:
         while True:
             plan = await self._next_plan()
             try:
@@ -83,7 +95,7 @@ class Supervisor:
 
     def ready_nodes(self) -> int:
         """Nodes that could serve: those that have loaded, or before there is a plan, those that are there."""
-        members = [member for member in self._members.all() if member.state != "failed"]
+        members = [member for member in self._members.all() if member.state not in ("failed", "paused")]
         if self.state == "waiting":
             return len(members)
         return sum(member.state in ("loaded", "ready") for member in members)
@@ -107,17 +119,52 @@ class Supervisor:
         if self._route is not None:
             self._route.member_left(member)
 
+    def _pauses(self) -> list[str]:
+        paused = [member for member in self._members.all() if member.paused]
+        return [f"node {member.node_id!r} is paused: {member.paused}" for member in paused]
+
+    async def _excuse_the_paused(self) -> None:
+        """Takes those that pause out of the route, once nobody is served by them, and frees what they hold."""
+        while True:
+            pausing = [member for member in self._members.all() if member.paused and not member.excused]
+            for member in pausing:
+                await self._excuse(member)
+            if not pausing:
+                await self._members.wait_change()
+
+    async def _excuse(self, member: Member) -> None:
+        route = self._route
+        if route is not None and any(hop.member is member for hop in route.hops):
+            await self._drain(route, member)
+            if not member.paused:
+                return
+            route.fail(RouteError(f"node {member.node_id!r} is paused", member.paused, _ANEW, node=member.node_id))
+        member.excused = True
+        member.rest()
+        await self._release([member])
+
+    async def _drain(self, route: Route, member: Member) -> None:
+        """While the route serves: until no generation runs on it, or the member resumes; no new one begins."""
+        if self.state != "ready":
+            return
+        self._become("waiting", f"node {member.node_id!r} pauses, what runs is finished first: {member.paused}")
+        with trio.move_on_after(DRAIN_SECONDS):
+            while self._sessions() and member.paused and route.failure is None:
+                await self._pause(_DRAIN_POLL_SECONDS)
+        if not member.paused and route.failure is None:
+            self._become("ready", "")
+
     async def _next_plan(self) -> Plan:
         """Waits until the members that are there can hold the model, saying meanwhile what is missing."""
         while True:
             try:
                 return self._plan()
             except PlanError as error:
-                self._become("waiting", f"{self._lost}; {error}" if self._lost else str(error))
+                self._become("waiting", "; ".join(filter(None, (self._lost, str(error), *self._pauses()))))
             await self._pause(FAILED_SECONDS)
 
     def _plan(self) -> Plan:
-        members = [member for member in self._members.all() if not _failed_lately(member)]
+        members = [member for member in self._members.all() if not member.paused and not _failed_lately(member)]
         missing = self._settings.min_nodes - len(members)
         if missing > 0:
             raise PlanError(
@@ -168,7 +215,7 @@ class Supervisor:
 
     async def _release(self, spare: Iterable[Member]) -> None:
         for member in spare:
-            if member.state != "failed":
+            if member.state not in ("failed", "paused"):
                 member.become("spare")
                 member.layers, member.weight_bytes = None, 0
             try:
@@ -185,8 +232,7 @@ class Supervisor:
         self._route = None
         self.required = self._settings.min_nodes
         for member in self._members.all():
-            if member.state != "failed":
-                member.become("idle")
+            member.rest()
 
     def _become(self, state: str, detail: str) -> None:
         self.state, self.detail = state, detail

@@ -13,7 +13,7 @@ from core.interfaces.transport import Transport
 from core.link import open_link
 from core.node.connection import Connection
 from core.node.settings import NodeSettings
-from core.node.state import Activity, Node
+from core.node.state import Activity, Duty, Node
 from core.plugins import PluginHost
 from core.runtime.compute import open_compute_thread
 from core.runtime.device import default_threads, pick
@@ -24,8 +24,8 @@ LONGEST_WAIT_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
-async def run_node(settings: NodeSettings, plugins: PluginHost, activity: Activity) -> None:
-    """Serves until cancelled.
+async def run_node(settings: NodeSettings, plugins: PluginHost, activity: Activity, duty: Duty | None = None) -> None:
+    """Serves until cancelled, or until `duty` says to leave and the coordinator was told goodbye.
 
     Raises ConfigError for a device that isn't there, a coordinator of another protocol, or another node that took
     this one's id.
@@ -45,6 +45,7 @@ async def run_node(settings: NodeSettings, plugins: PluginHost, activity: Activi
             transport=transport,
             plugins=plugins,
             activity=activity,
+            duty=duty or Duty(),
         )
         await _stay_connected(node, settings, transport)
 
@@ -52,7 +53,7 @@ async def run_node(settings: NodeSettings, plugins: PluginHost, activity: Activi
 async def _stay_connected(node: Node, settings: NodeSettings, transport: Transport) -> None:
     wait = FIRST_WAIT_SECONDS
     address = f"{settings.cluster_host}:{settings.cluster_port}"
-    while True:
+    while not node.duty.leaving:
         began = trio.current_time()
         try:
             await _one_connection(node, settings, transport)
@@ -61,7 +62,8 @@ async def _stay_connected(node: Node, settings: NodeSettings, transport: Transpo
                 wait = FIRST_WAIT_SECONDS
             _log.info("not connected to %s: %s; trying again in %.2g s", address, error, wait)
             node.activity.become("connecting", str(error))
-        await trio.sleep(wait * random.uniform(0.5, 1.0))
+        with trio.move_on_after(wait * random.uniform(0.5, 1.0)):
+            await node.duty.wait_leave()
         wait = min(2 * wait, LONGEST_WAIT_SECONDS)
 
 

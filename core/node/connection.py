@@ -25,29 +25,36 @@ from core.protocol.messages import (
     Error,
     Hello,
     HelloAck,
+    Leave,
+    Pause,
     Release,
     Run,
     clipped,
 )
 from core.runtime import device as devices
 
+LEAVE_SECONDS = 35.0
+"""A little more than a coordinator gives the generations that run on a node which pauses."""
+
 
 class Connection:
-    """`run` never returns. It raises, in an exception group, ChannelClosed when the coordinator goes, ProtocolError
-    when it talks nonsense, ConfigError when it refuses this node for good."""
+    """`run` returns when the node has left. It raises, in an exception group, ChannelClosed when the coordinator goes,
+    ProtocolError when it talks nonsense, ConfigError when it refuses this node for good."""
 
     def __init__(self, node: Node, link: Link) -> None:
         self._node = node
         self._link = link
         self._epoch: Epoch | None = None
+        self._released = trio.Event()
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             host = self._node.peer_host or self._link.local_host
             listen = partial(self._node.transport.listen, host, 0, self._accept_peer)
             peer_port: int = await nursery.start(listen)
-            await self._introduce(peer_port)
+            paused = await self._introduce(peer_port)
             self._node.activity.become("waiting")
+            nursery.start_soon(self._tell_duty, paused, nursery.cancel_scope)
             try:
                 while True:
                     await self._obey(nursery)
@@ -55,14 +62,37 @@ class Connection:
                 await self._link.end_with(Error("protocol", clipped(error)))
                 raise
 
-    async def _introduce(self, peer_port: int) -> None:
-        await self._link.send(hello(self._node, [self._link.local_host], peer_port))
+    async def _introduce(self, peer_port: int) -> str:
+        """What the coordinator was told of this node's being paused."""
+        offer = hello(self._node, [self._link.local_host], peer_port)
+        await self._link.send(offer)
         answer = await first_message(self._link)
         if isinstance(answer, Error):
             refusal = ConfigError if answer.code == "protocol_version" else ProtocolError
             raise refusal("the coordinator refused this node", answer.message)
         if not isinstance(answer, HelloAck):
             raise ProtocolError(f"the coordinator answered HELLO with a {answer.TYPE}")
+        return offer.paused
+
+    async def _tell_duty(self, told: str, scope: trio.CancelScope) -> None:
+        """Keeps the coordinator informed; when the node leaves, the connection ends with `scope`."""
+        duty = self._node.duty
+        while True:
+            if duty.paused != told:
+                told = duty.paused
+                self._released = trio.Event()
+                await self._link.send(Pause(clipped(told)))
+            if duty.leaving:
+                await self._leave(duty.leaving)
+                scope.cancel()
+            if duty.paused == told:
+                await duty.wait_change()
+
+    async def _leave(self, reason: str) -> None:
+        with trio.move_on_after(LEAVE_SECONDS):
+            if self._epoch is not None:
+                await self._released.wait()
+        await self._link.end_with(Leave(clipped(reason)))
 
     async def _obey(self, nursery: trio.Nursery) -> None:
         packet = await self._link.receive()
@@ -73,8 +103,11 @@ class Connection:
             nursery.start_soon(self._epoch.run)
         elif isinstance(message, Release):
             await self._end_epoch()
+            self._released.set()
             self._node.activity.become("spare")
             nursery.start_soon(self._let_go)
+        elif isinstance(message, Leave):
+            raise ChannelClosed("the coordinator left", message.reason)
         elif isinstance(message, Error):
             raise _farewell(message)
         elif isinstance(message, (Run, ClearCache, ConnectPeer)):
@@ -136,4 +169,5 @@ def hello(node: Node, peer_hosts: list[str], peer_port: int) -> Hello:
         peer_hosts=peer_hosts,
         peer_port=peer_port,
         plugins={plugin.name: plugin.version for plugin in node.plugins.loaded},
+        paused=clipped(node.duty.paused),
     )

@@ -141,6 +141,7 @@ class Epoch:
 
     async def _load(self) -> Stage | None:
         activity, epoch = self._node.activity, self.assignment.epoch
+        activity.model = self.assignment.model_id
         activity.become("loading", layers=self.layers)
         await self._control.send(nothing_cached(self._node))
         try:
@@ -150,6 +151,7 @@ class Epoch:
             await self._control.send(LoadFailed(epoch, clipped(error)))
             return None
         await self._control.send(LoadComplete(epoch, loaded.stage.nbytes, loaded.read_bytes, loaded.seconds))
+        activity.weight_bytes = loaded.stage.nbytes
         activity.become("ready", layers=self.layers)
         return loaded.stage
 
@@ -195,6 +197,7 @@ class Epoch:
                 await self._control.send(failure, work.packet.request_id)
                 continue
             self._usage_changed.set()
+            self._node.activity.tokens += rows_of(work.packet.message)
             if not done.sent:
                 await self._hand_on(done.message, work.packet.request_id)
 
@@ -232,8 +235,15 @@ class Epoch:
         while True:
             await self._usage_changed.wait()
             self._usage_changed = trio.Event()
-            await self._control.send(await self._node.compute.run(_usage_of, stage))
+            usage = await self._node.compute.run(_usage_of, stage)
+            self._node.activity.kv_bytes = usage.kv_bytes
+            await self._control.send(usage)
             await trio.sleep(_STATE_SECONDS)
+
+
+def rows_of(message: Message) -> int:
+    """Tokens that a message moves through the layers."""
+    return sum(segment.rows for segment in message.segments) if isinstance(message, Run) else 0
 
 
 def nothing_cached(node: Node) -> NodeState:

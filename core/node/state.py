@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+import trio
 
 from core.interfaces.transport import Transport
 from core.node.stage_loader import Holdings
@@ -16,12 +17,19 @@ from core.runtime.compute import ComputeThread
 
 @dataclass(slots=True)
 class Activity:
-    """What a face of the node shows; `on_change` is called, in the node's thread, whenever it differs."""
+    """What a face of the node shows; `on_change` is called, in the node's thread, whenever state or progress differ.
+
+    `model` is what the layers are of. `tokens` counts the rows that passed through them since the process began.
+    """
 
     state: str = "connecting"
     detail: str = ""
     layers: range | None = None
     progress: tuple[int, int] | None = None
+    model: str = ""
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+    tokens: int = 0
     on_change: Callable[[Activity], None] = field(default=lambda _: None)
 
     def become(self, state: str, detail: str = "", layers: range | None = None) -> None:
@@ -32,6 +40,42 @@ class Activity:
         """Bytes done and in all of the phase `download` or `load`."""
         self.detail, self.progress = phase, (done, total)
         self.on_change(self)
+
+
+class Duty:
+    """Whether the node takes layers. Its owner sets it, in the node's trio thread; coordinators are told.
+
+    `paused` is why it takes none, `leaving` why it is about to end; "" where it doesn't.
+    """
+
+    def __init__(self) -> None:
+        self.paused = ""
+        self.leaving = ""
+        self._changed = trio.Event()
+
+    def pause(self, reason: str) -> None:
+        """What runs on the node's layers is finished first, within the coordinator's patience."""
+        self._set(reason, self.leaving)
+
+    def resume(self) -> None:
+        self._set("", self.leaving)
+
+    def leave(self, reason: str) -> None:
+        """The node pauses, says goodbye and ends."""
+        self._set(self.paused or reason, reason)
+
+    def _set(self, paused: str, leaving: str) -> None:
+        if (paused, leaving) != (self.paused, self.leaving):
+            self.paused, self.leaving = paused, leaving
+            self._changed.set()
+            self._changed = trio.Event()
+
+    async def wait_change(self) -> None:
+        await self._changed.wait()
+
+    async def wait_leave(self) -> None:
+        while not self.leaving:
+            await self.wait_change()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +89,5 @@ class Node:
     transport: Transport
     plugins: PluginHost
     activity: Activity
+    duty: Duty = field(default_factory=Duty)
     holdings: Holdings = field(default_factory=Holdings)

@@ -69,7 +69,10 @@ class Device(msgspec.Struct, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """Node to coordinator, first: who it is and what it offers. Refused by ERROR, accepted by HELLO_ACK."""
+    """Node to coordinator, first: who it is and what it offers. Refused by ERROR, accepted by HELLO_ACK.
+
+    `paused` is why it takes no layers for now; "" where it does.
+    """
 
     TYPE: ClassVar = "HELLO"
     protocol: int
@@ -86,6 +89,7 @@ class Hello(Message, frozen=True):
     peer_hosts: Annotated[list[Name], msgspec.Meta(max_length=16)] = []
     peer_port: Port = 0
     plugins: Annotated[dict[Name, Name], msgspec.Meta(max_length=256)] = {}
+    paused: Text = ""
 
 
 class HelloAck(Message, frozen=True):
@@ -192,6 +196,23 @@ class Release(Message, frozen=True):
 
     TYPE: ClassVar = "RELEASE"
     epoch: Count
+
+
+class Pause(Message, frozen=True):
+    """Node to coordinator: no layers for me, for this reason; "" ends the pause.
+
+    Answered by RELEASE, once nobody is served by what the node holds.
+    """
+
+    TYPE: ClassVar = "PAUSE"
+    reason: Text
+
+
+class Leave(Message, frozen=True):
+    """Either way, last: the sender ends the link on purpose."""
+
+    TYPE: ClassVar = "LEAVE"
+    reason: Text
 
 
 class NodeState(Message, frozen=True):

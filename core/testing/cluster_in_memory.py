@@ -28,7 +28,7 @@ from core.interfaces.transport import Channel, Handler, Transport
 from core.link import Link, first_message, open_link
 from core.node.agent import run_node
 from core.node.settings import NodeSettings
-from core.node.state import Activity
+from core.node.state import Activity, Duty
 from core.plugins import PluginHost
 from core.protocol.messages import PROTOCOL_VERSION, Hello, HelloAck
 from core.testing.transport import LOOPBACK, MemoryChannel, MemoryTransport
@@ -170,6 +170,8 @@ class MemoryCluster:
     machines: dict[str, Machine] = field(default_factory=dict)
     """The nodes', by id; of nodes with one id the last."""
     _nursery: trio.Nursery | None = None
+    duties: dict[str, Duty] = field(default_factory=dict)
+    """By which nodes pause, resume and leave."""
     _scopes: dict[str, trio.CancelScope] = field(default_factory=dict)
 
     async def start_node(
@@ -179,6 +181,7 @@ class MemoryCluster:
         max_memory: int | None = NODE_MEMORY,
         machine: Machine | None = None,
         plugins: PluginHost | None = None,
+        duty: Duty | None = None,
     ) -> None:
         """Starts a node, and returns once one of that id has joined.
 
@@ -187,6 +190,7 @@ class MemoryCluster:
         assert self._nursery is not None
         machine = self.machines[node_id] = machine or Machine(self.network)
         self._scopes[node_id] = trio.CancelScope()
+        self.duties[node_id] = duty or Duty()
         settings = NodeSettings(
             node_id=node_id,
             cluster_port=self.coordinator.node_port,
@@ -195,7 +199,7 @@ class MemoryCluster:
             threads=1,
             transport=Machine.name,
         )
-        self._nursery.start_soon(self._run_node, settings, plugins_on(machine, plugins), self._scopes[node_id])
+        self._nursery.start_soon(self._run_node, settings, plugins_on(machine, plugins))
         await self.until(lambda status: any(node.node_id == node_id for node in status.nodes))
 
     def stop_node(self, node_id: str) -> None:
@@ -252,9 +256,9 @@ class MemoryCluster:
         async with self.network.dial(LOOPBACK, port, timeout=1) as channel, open_link(channel) as link:
             yield link
 
-    async def _run_node(self, settings: NodeSettings, plugins: PluginHost, scope: trio.CancelScope) -> None:
-        with scope:
-            await run_node(settings, plugins, Activity())
+    async def _run_node(self, settings: NodeSettings, plugins: PluginHost) -> None:
+        with self._scopes[settings.node_id]:
+            await run_node(settings, plugins, Activity(), self.duties[settings.node_id])
 
 
 async def pass_time(clock: MockClock, seconds: float) -> None:

@@ -1,0 +1,203 @@
+"""Nodes that pause, resume and leave, and a host that ends: each says so, and nobody is cut off in mid-answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from core.coordinator.supervisor import DRAIN_SECONDS
+from core.errors import ChannelClosed, NotReady, RouteError
+from core.node.state import Duty
+from core.protocol.messages import Leave, Pause, Release
+from core.runtime.stage import Stage
+from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster, pass_time
+
+SECONDS = 60
+TOKENS = 24
+
+
+def states(cluster: MemoryCluster) -> dict[str, str]:
+    return {node.node_id: node.state for node in cluster.coordinator.status().nodes}
+
+
+def layers_of(cluster: MemoryCluster) -> dict[str, tuple[int, int] | None]:
+    return {node.node_id: node.layers for node in cluster.coordinator.status().nodes}
+
+
+async def test_layers_of_a_node_that_pauses_go_to_another(model: Path, prompt: tuple[int, ...], oracle: str) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", max_nodes=1) as cluster:
+            await cluster.ready()
+            await cluster.start_node("b")
+            cluster.duties["a"].pause("this machine runs on battery")
+            await cluster.ready(after_epoch=1)
+            assert layers_of(cluster) == {"a": None, "b": (0, 6)}
+            assert states(cluster) == {"a": "paused", "b": "ready"}
+            assert cluster.coordinator.status().left_out["a"] == "it is paused: this machine runs on battery"
+            assert await cluster.text(prompt, TOKENS) == oracle
+
+
+async def test_a_node_that_pauses_lets_go_of_what_it_holds(model: Path, stages: list[Stage]) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a") as cluster:
+            await cluster.ready()
+            cluster.duties["a"].pause("its user wants the machine")
+            status = await cluster.until(lambda status: status.nodes[0].state == "paused")
+            assert (status.nodes[0].weight_bytes, status.nodes[0].layers) == (0, None)
+            cluster.duties["a"].resume()
+            await cluster.ready(after_epoch=1)
+            assert len(stages) == 2, "it had let go of the first"
+
+
+async def test_without_the_node_that_pauses_the_cluster_says_what_it_waits_for(
+    model: Path, prompt: tuple[int, ...], oracle: str
+) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", "b") as cluster:
+            await cluster.ready()
+            cluster.duties["b"].pause("a game")
+            status = await cluster.until(lambda status: "must join" in status.detail)
+            assert status.state == "waiting"
+            assert "node 'b' is paused: a game" in status.detail
+            assert status.ready_nodes == 1
+            with pytest.raises(NotReady, match="'b' is paused: a game"):
+                await cluster.text(prompt, 1)
+            cluster.duties["b"].resume()
+            await cluster.ready(after_epoch=1)
+            assert await cluster.text(prompt, TOKENS) == oracle
+
+
+async def test_what_runs_is_finished_before_a_node_pauses(
+    model: Path, prompt: tuple[int, ...], oracle: str, gate: Any
+) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a") as cluster:
+            await cluster.ready()
+            gate.close_after(3)
+            async with cluster.generating(prompt, TOKENS) as running:
+                cluster.duties["a"].pause("a game")
+                await cluster.until(lambda status: "pauses, what runs is finished first: a game" in status.detail)
+                with pytest.raises(NotReady, match="a game"):
+                    await cluster.text(prompt, 1)
+                gate.open()
+                assert await running.result() == oracle
+            await cluster.until(lambda status: status.nodes[0].state == "paused")
+
+
+async def test_a_pause_that_is_taken_back_in_time_changes_nothing(
+    model: Path, prompt: tuple[int, ...], oracle: str, gate: Any
+) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a") as cluster:
+            await cluster.ready()
+            gate.close_after(3)
+            async with cluster.generating(prompt, TOKENS) as running:
+                cluster.duties["a"].pause("a game")
+                await cluster.until(lambda status: "a game" in status.detail)
+                cluster.duties["a"].resume()
+                await cluster.ready()
+                gate.open()
+                assert await running.result() == oracle
+            status = cluster.coordinator.status()
+            assert (status.route_epoch, status.nodes[0].state) == (1, "ready")
+
+
+async def test_a_node_that_pauses_does_not_wait_for_ever(
+    model: Path, prompt: tuple[int, ...], gate: Any, clock: MockClock
+) -> None:
+    with trio.fail_after(SECONDS + DRAIN_SECONDS):
+        async with memory_cluster(model, "a") as cluster:
+            await cluster.ready()
+            gate.close_after(3)
+            async with cluster.generating(prompt, TOKENS) as running:
+                cluster.duties["a"].pause("a game")
+                await cluster.until(lambda status: "a game" in status.detail)
+                await pass_time(clock, DRAIN_SECONDS)
+                with pytest.raises(RouteError, match="node 'a' is paused: a game"):
+                    await running.result()
+            gate.open()
+            await cluster.until(lambda status: status.nodes[0].state == "paused")
+
+
+async def test_a_node_that_pauses_while_it_loads_is_planned_around(model: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, min_nodes=1) as cluster, cluster.join("slow", free_memory=2**26) as slow:
+            await cluster.until(lambda status: status.state == "loading")
+            await slow.send(Pause("a game"))
+            while not isinstance((await slow.receive()).message, Release):
+                pass
+            await cluster.start_node("quick")
+            await cluster.ready(after_epoch=1)
+            assert layers_of(cluster) == {"slow": None, "quick": (0, 6)}
+            await slow.send(Pause(""))
+            await cluster.until(lambda status: status.nodes[0].state == "spare")
+
+
+async def test_a_node_may_join_paused(model: Path) -> None:
+    duty = Duty()
+    duty.pause("outside its hours")
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, min_nodes=1) as cluster:
+            await cluster.start_node("a", duty=duty)
+            await cluster.until(lambda status: "node 'a' is paused: outside its hours" in status.detail)
+            duty.resume()
+            await cluster.ready()
+
+
+async def test_a_node_that_leaves_ends_what_runs_on_it_and_then_ends(
+    model: Path, prompt: tuple[int, ...], oracle: str, gate: Any, stages: list[Stage]
+) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", max_nodes=1) as cluster:
+            await cluster.ready()
+            await cluster.start_node("b")
+            gate.close_after(3)
+            async with cluster.generating(prompt, TOKENS) as running:
+                cluster.duties["a"].leave("its user quit")
+                await cluster.until(lambda status: "what runs is finished first: its user quit" in status.detail)
+                gate.open()
+                assert await running.result() == oracle
+            await cluster.until(lambda status: [node.node_id for node in status.nodes] == ["b"])
+            await cluster.ready(after_epoch=1)
+            assert await cluster.text(prompt, TOKENS) == oracle
+
+
+async def test_a_node_that_says_goodbye_is_gone_for_that_reason(
+    model: Path, prompt: tuple[int, ...], inside: Any
+) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a") as cluster:
+            await cluster.ready()
+            async with cluster.join("guest") as guest:
+                await cluster.until(lambda status: len(status.nodes) == 2)
+                member = inside(cluster).members.all()[-1]
+                await guest.send(Leave("its user quit"))
+                await cluster.until(lambda status: len(status.nodes) == 1)
+                assert member.gone_because == "it left: its user quit"
+
+
+async def test_a_node_that_holds_nothing_leaves_at_once_also_without_a_coordinator(model: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, min_nodes=3) as cluster:
+            await cluster.start_node("a")
+            cluster.duties["a"].leave("its user quit")
+            await cluster.until(lambda status: not status.nodes)
+            far = Machine(cluster.network)
+            await cluster.start_node("b", machine=far)
+            far.unplug()
+            cluster.stop_node("b")
+
+
+async def test_a_host_that_ends_says_so_to_its_nodes(model: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, min_nodes=3) as cluster, cluster.join("a") as link:
+            assert cluster._nursery is not None
+            cluster._nursery.cancel_scope.cancel()
+            with trio.CancelScope(shield=True):
+                assert (await link.receive()).message == Leave("its host ended it")
+                with pytest.raises(ChannelClosed):
+                    await link.receive()
