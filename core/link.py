@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -42,15 +43,24 @@ class Link:
         self._turn = threading.Lock()
         """Held while a message is written: its frames follow each other, whichever thread writes."""
         self._outgoing, self._queue = trio.open_memory_channel[list[bytes]](_QUEUE)
+        self._unwritten = 0
+        """Messages that are queued or being written."""
         self._written = trio.Event()
+        self._waiting_since = math.inf
+        """When the receiver began to wait for a frame; infinity while it doesn't wait."""
+        self._silent = False
 
     async def send(self, message: Message, request_id: str = "") -> None:
         """Queues a message, waiting while the queue is full. Raises ChannelClosed after the link ended."""
         frames = self._frames(message, request_id)
+        self._unwritten += 1
         try:
             await self._outgoing.send(frames)
         except (trio.ClosedResourceError, trio.BrokenResourceError):
             raise ChannelClosed(f"the link to {self.peer} has ended") from None
+        except trio.Cancelled:
+            self._unwritten -= 1
+            raise
 
     def send_now(self, message: Message, request_id: str = "") -> bool:
         """Sends a small message past the event loop, from any thread. False: nothing was sent, and `send` is to.
@@ -60,7 +70,7 @@ class Link:
         if not fits_one_frame(message) or not self._turn.acquire(blocking=False):
             return False
         try:
-            if self._outgoing.statistics().current_buffer_used:
+            if self._unwritten:
                 return False
             [frame] = self._frames(message, request_id)
             return self._channel.send_now(frame)
@@ -92,11 +102,15 @@ class Link:
                 return packet
 
     async def _frame(self) -> bytes:
+        self._waiting_since = trio.current_time()
         try:
-            with trio.fail_after(self._patience):
-                return await self._channel.receive()
-        except trio.TooSlowError:
-            raise ChannelClosed(f"{self.peer} has been silent for {self._patience:g} s") from None
+            return await self._channel.receive()
+        except ChannelClosed:
+            if self._silent:
+                raise ChannelClosed(f"{self.peer} has been silent for {self._patience:g} s") from None
+            raise
+        finally:
+            self._waiting_since = math.inf
 
     def _frames(self, message: Message, request_id: str) -> list[bytes]:
         return list(encode(Packet(message, request_id, next(self._seq))))
@@ -110,6 +124,7 @@ class Link:
             self._outgoing.send_nowait(self._frames(message, ""))
         except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
             return
+        self._unwritten += 1
 
     async def _write(self) -> None:
         """The only task that sends on the channel. When it fails the channel is closed, which wakes the receiver."""
@@ -117,6 +132,7 @@ class Link:
             async with self._queue:
                 async for frames in self._queue:
                     await self._write_message(frames)
+                    self._unwritten -= 1
         except ChannelClosed:
             await self._channel.aclose()
         finally:
@@ -133,6 +149,18 @@ class Link:
                     raise ChannelClosed(f"{self.peer} has taken nothing for {WRITE_SECONDS:g} s")
         finally:
             self._turn.release()
+
+    async def _watch(self) -> None:
+        """Wakes a receiver that has waited for too long: a deadline for every frame would cost each of them more."""
+        while True:
+            waited = trio.current_time() - self._waiting_since
+            if waited >= self._patience:
+                break
+            await trio.sleep(self._patience - max(waited, 0))
+        self._silent = True
+        with trio.CancelScope() as at_once:
+            at_once.cancel()
+            await self._channel.aclose()
 
     async def _beat(self, interval: float) -> None:
         while True:
@@ -154,6 +182,7 @@ async def open_link(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link._write)
             nursery.start_soon(link._beat, heartbeat)
+            nursery.start_soon(link._watch)
             try:
                 yield link
                 await link._flush()

@@ -56,7 +56,7 @@ class Channel(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Closes within two seconds, whatever the peer does."""
+        """Closes within two seconds, whatever the peer does; at once where it is cancelled."""
 
 
 Handler = Callable[[Channel], Awaitable[None]]

@@ -163,6 +163,22 @@ class TransportContract:
                 await trio.testing.wait_all_tasks_blocked(cushion=0.05)
                 await channel.aclose()
 
+    async def test_a_close_that_is_cancelled_wakes_who_receives(self, transport: Transport) -> None:
+        async def idle(channel: Channel) -> None:
+            await trio.sleep_forever()
+
+        with trio.fail_after(PATIENCE):
+            async with (
+                listening(transport, idle) as port,
+                self.dial(transport, port) as channel,
+                trio.open_nursery() as nursery,
+            ):
+                nursery.start_soon(assert_closed, channel)
+                await trio.testing.wait_all_tasks_blocked()
+                with trio.CancelScope() as scope:
+                    scope.cancel()
+                    await channel.aclose()
+
     async def test_the_body_of_a_dial_raises_as_it_is(self, transport: Transport) -> None:
         with trio.fail_after(PATIENCE):
             async with listening(transport, echo) as port:

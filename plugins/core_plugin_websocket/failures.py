@@ -20,10 +20,9 @@ def address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def closed(peer: str, error: Exception) -> ChannelClosed:
-    """Why a connection that once stood is no more."""
+def closed(peer: str, reason: trio_websocket.CloseReason | None) -> ChannelClosed:
+    """Why a connection that once stood is no more. Without a reason it broke off."""
     title = f"the connection to {peer} ended"
-    reason = error.reason if isinstance(error, trio_websocket.ConnectionClosed) else None
     if reason is None or reason.code == _ABNORMAL:
         return ChannelClosed(
             title, "it broke off without a goodbye", "see whether the machine and the program there still run"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 import struct
@@ -15,7 +14,6 @@ import pytest
 import trio
 import trio.testing
 import trio_websocket
-from core_plugin_websocket.masking import NumpyXorMasker
 from core_plugin_websocket.transport import TrioWebsocketTransport
 
 from core import Channel
@@ -82,15 +80,6 @@ def test_importing_changes_nothing() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_the_masker_goes_on_within_the_key_from_piece_to_piece() -> None:
-    key, data = bytes([1, 2, 4, 128]), os.urandom(70_000)
-    masker, masked, start = NumpyXorMasker(bytearray(key)), b"", 0
-    for size in (0, 1, 2, 3, 4, 5, 7, 65_536, 0, 9, len(data)):
-        masked += masker.process(bytearray(data[start : start + size]))
-        start += size
-    assert masked == bytes(byte ^ key[index % 4] for index, byte in enumerate(data))
-
-
 async def test_small_messages_are_not_held_back(transport: TrioWebsocketTransport) -> None:
     async def tell(channel):
         await channel.send(bytes([no_delay(channel)]))
@@ -143,21 +132,26 @@ async def test_garbage_instead_of_frames_ends_its_own_connection(
             await assert_still_serves(transport, port)
 
 
-async def test_a_frame_that_claims_to_be_huge_is_cut_off_though_nobody_looks_at_the_channel(
-    transport: TrioWebsocketTransport,
-) -> None:
-    async def idle(channel):
-        await trio.sleep_forever()
-
+async def test_a_frame_that_claims_to_be_huge_is_cut_off(transport: TrioWebsocketTransport) -> None:
     header = struct.pack("!BBQ4x", 0x82, 0xFF, 2**40)
-    sent = 0
     with trio.fail_after(PATIENCE):
-        async with listening(transport, idle) as port, await upgraded(port) as stream:
+        async with listening(transport, echo) as port, await upgraded(port) as stream:
             await stream.send_all(header)
             with pytest.raises(trio.BrokenResourceError):
-                while sent < 64 * transport.max_message:
+                while True:
                     await stream.send_all(bytes(65_536))
-                    sent += 65_536
+
+
+async def test_what_nobody_receives_waits_with_its_sender(transport: TrioWebsocketTransport) -> None:
+    async def idle(channel: Channel) -> None:
+        await trio.sleep_forever()
+
+    with trio.fail_after(PATIENCE):
+        async with listening(transport, idle) as port, await upgraded(port) as stream, trio.open_nursery() as nursery:
+            nursery.start_soon(stream.send_all, bytes(64 * transport.max_message))
+            await trio.testing.wait_all_tasks_blocked(cushion=0.05)
+            assert nursery.child_tasks
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_handshake_that_stays_half_open_is_ended() -> None:
