@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from litestar import Litestar
+from litestar.config.cors import CORSConfig
+from litestar.middleware import DefineMiddleware
 
+from core.gateway import routes
+from core.gateway.access import Access
 from core.gateway.bridge import Bridge
 from core.gateway.errors import answer_error
-from core.gateway.routes import Gateway, chat_completions, cluster, completions, health, model, models
+from core.gateway.settings import ApiSettings
 from core.interfaces.engine import Engine
 
 BODY_LIMIT = 10 * 1024 * 1024
 
+ROUTES = (
+    routes.models,
+    routes.model,
+    routes.chat_completions,
+    routes.completions,
+    routes.tokenize,
+    routes.detokenize,
+    routes.health,
+    routes.cluster,
+)
 
-def create_app(engine: Engine, bridge: Bridge) -> Litestar:
+
+def create_app(engine: Engine, bridge: Bridge, settings: ApiSettings) -> Litestar:
     """The application that serves `engine`; called in trio, as everything of the engine is."""
     app = Litestar(
-        [models, model, completions, chat_completions, health, cluster],
+        ROUTES,
+        middleware=[DefineMiddleware(Access, keys=settings.keys)],
+        cors_config=_cors(settings.cors_origins),
         exception_handlers={Exception: answer_error},
         request_max_body_size=BODY_LIMIT,
         openapi_config=None,
@@ -23,5 +40,13 @@ def create_app(engine: Engine, bridge: Bridge) -> Litestar:
         debug=False,
         pdb_on_exception=False,
     )
-    app.state.gateway = Gateway(engine, bridge, engine.served_model, engine.created)
+    app.state.gateway = routes.Gateway(engine, bridge, engine.served_model, engine.created)
     return app
+
+
+def _cors(origins: tuple[str, ...]) -> CORSConfig | None:
+    if not origins:
+        return None
+    return CORSConfig(
+        allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=["retry-after"]
+    )

@@ -18,12 +18,10 @@ from litestar.types import Receive
 
 from core.errors import sole_error
 from core.gateway.errors import ReaderStalled, ShuttingDown
+from core.gateway.settings import PATIENCE
 
 WINDOW = 32
 """How many items a producer may be ahead of its reader."""
-
-PATIENCE = 60.0
-"""For how many seconds a producer waits for a reader that does not read."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,7 +59,7 @@ class Bridge:
         credit = trio.Semaphore(self._window)
 
         async def work(deliver: Callable[[Any], None]) -> None:
-            async with factory(*args, **kwargs) as value, _closing(aiter(value)) as items:
+            async with factory(*args, **kwargs) as value, closing(aiter(value)) as items:
                 deliver(value)
                 async for item in items:
                     await self._spend(credit)
@@ -161,7 +159,8 @@ class _Inbox:
 
 
 @asynccontextmanager
-async def _closing(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+async def closing(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """`items`, which end with the block where they come from a generator."""
     try:
         yield items
     finally:

@@ -26,6 +26,10 @@ class ReaderStalled(CoreError):
     """A client that stays connected but stopped reading its stream."""
 
 
+class Unauthorized(CoreError):
+    """A request without a key that opens the API."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An HTTP status, and what the API says with it."""
@@ -48,6 +52,8 @@ def explain(error: BaseException) -> Failure:
         case RequestError():
             status = 404 if error.code == MODEL_NOT_FOUND else 400
             return Failure(status, str(error), param=error.param, code=error.code)
+        case Unauthorized():
+            return Failure(401, str(error), code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         case NotReady():
             return _unavailable("cluster_not_ready", _not_ready(error))
         case RouteError():

@@ -9,20 +9,23 @@ from litestar import Request, Response, get, post
 from litestar.exceptions import HTTPException, InternalServerException
 from litestar.types import ASGIApp
 
-from core.errors import RequestError
+from core.errors import NotReady, RequestError
+from core.gateway.access import OPEN
 from core.gateway.answers.answer import Answer
 from core.gateway.answers.chat import ChatWording
 from core.gateway.answers.completions import CompletionWording
-from core.gateway.answers.wording import OpenAIWording
+from core.gateway.answers.wording import Wording
 from core.gateway.bridge import Bridge
 from core.gateway.errors import MODEL_NOT_FOUND, RETRY_AFTER
 from core.gateway.schemas.chat import ChatBody
-from core.gateway.schemas.common import Body
 from core.gateway.schemas.completions import CompletionBody
-from core.gateway.schemas.decoding import decode
-from core.interfaces.engine import ClusterStatus, Engine
+from core.gateway.schemas.decoding import Fields, decode
+from core.gateway.schemas.models import Health, Model, Models, Waiting
+from core.gateway.schemas.tokens import DetokenizeBody, Detokenized, TokenizeBody, Tokenized
+from core.interfaces.engine import ClusterStatus, Engine, GenerationRequest, ModelCard
 
-B = TypeVar("B", bound=Body)
+F = TypeVar("F", bound=Fields)
+AnyRequest = Request[Any, Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +37,8 @@ class Gateway:
     model: str
     created: int
 
-    def card(self) -> dict[str, Any]:
-        return {"id": self.model, "object": "model", "created": self.created, "owned_by": "core"}
-
-    def check(self, model: str) -> None:
-        if model != self.model:
+    def check(self, model: str | None) -> None:
+        if model not in (self.model, None):
             raise RequestError(
                 f"the model {model!r} does not exist here",
                 hint=f"this cluster serves {self.model!r}",
@@ -46,66 +46,29 @@ class Gateway:
                 code=MODEL_NOT_FOUND,
             )
 
-    def answer(self, body: Body, kind: type[OpenAIWording]) -> Answer:
-        self.check(body.model)
-        requests = body.generations()
-        wording = kind(self.model, len(requests), body.n, body.include_usage)
-        return Answer(self.engine, self.bridge, requests, wording, body.stream)
+    def answer(self, requests: tuple[GenerationRequest, ...], wording: Wording, stream: bool) -> Answer:
+        return Answer(self.engine, self.bridge, requests, wording, stream)
+
+    async def card(self) -> ModelCard:
+        return await self.bridge.call(self.engine.card)
 
     async def status(self) -> ClusterStatus:
         return await self.bridge.call(self.engine.status)
 
+    async def described(self) -> Model:
+        try:
+            length = (await self.card()).context_length
+        except NotReady:
+            length = None
+        return Model(id=self.model, created=self.created, max_model_len=length)
 
-AnyRequest = Request[Any, Any, Any]
 
-
-def _gateway(request: AnyRequest) -> Gateway:
+def gateway_of(request: AnyRequest) -> Gateway:
     return cast(Gateway, request.app.state.gateway)
 
 
-@get("/v1/models")
-async def models(request: AnyRequest) -> dict[str, Any]:
-    return {"object": "list", "data": [_gateway(request).card()]}
-
-
-@get("/v1/models/{name:path}")
-async def model(request: AnyRequest) -> dict[str, Any]:
-    gateway = _gateway(request)
-    gateway.check(request.path_params["name"].removeprefix("/"))
-    return gateway.card()
-
-
-@post("/v1/completions", status_code=200)
-async def completions(request: AnyRequest) -> ASGIApp:
-    return _gateway(request).answer(await _read(request, CompletionBody), CompletionWording)
-
-
-@post("/v1/chat/completions", status_code=200)
-async def chat_completions(request: AnyRequest) -> ASGIApp:
-    return _gateway(request).answer(await _read(request, ChatBody), ChatWording)
-
-
-@get("/health")
-async def health(request: AnyRequest) -> Response[dict[str, Any]]:
-    """200 where a request would be served, else 503 with what the cluster waits for."""
-    status = await _gateway(request).status()
-    if status.state == "ready":
-        return Response({"status": "ok"})
-    content = {
-        "status": status.state,
-        "detail": status.detail,
-        "required_nodes": status.required_nodes,
-        "ready_nodes": status.ready_nodes,
-    }
-    return Response(content, status_code=503, headers=RETRY_AFTER)
-
-
-@get("/v1/cluster")
-async def cluster(request: AnyRequest) -> ClusterStatus:
-    return await _gateway(request).status()
-
-
-async def _read(request: AnyRequest, kind: type[B]) -> B:
+async def read(request: AnyRequest, kind: type[F]) -> F:
+    """The request's body as `kind`. Raises RequestError or HTTPException for what is none."""
     if request.content_type[0] not in ("application/json", ""):
         raise HTTPException(status_code=415, detail=f"the body must be application/json, not {request.content_type[0]}")
     try:
@@ -113,3 +76,66 @@ async def _read(request: AnyRequest, kind: type[B]) -> B:
     except InternalServerException as error:
         raise RequestError("the client left before its request was complete") from error
     return decode(body, kind)
+
+
+@get("/v1/models")
+async def models(request: AnyRequest) -> Models:
+    return Models(data=[await gateway_of(request).described()])
+
+
+@get("/v1/models/{name:path}")
+async def model(request: AnyRequest) -> Model:
+    gateway = gateway_of(request)
+    gateway.check(request.path_params["name"].removeprefix("/"))
+    return await gateway.described()
+
+
+@post("/v1/chat/completions", status_code=200)
+async def chat_completions(request: AnyRequest) -> ASGIApp:
+    gateway, body = gateway_of(request), await read(request, ChatBody)
+    gateway.check(body.model)
+    requests = body.generations(request.auth)
+    return gateway.answer(requests, ChatWording(gateway.model, body, len(requests)), body.stream)
+
+
+@post("/v1/completions", status_code=200)
+async def completions(request: AnyRequest) -> ASGIApp:
+    gateway, body = gateway_of(request), await read(request, CompletionBody)
+    gateway.check(body.model)
+    requests = body.generations(request.auth)
+    echoes = [await _text(gateway, prompt) for prompt in body.prompts()] if body.echo else []
+    return gateway.answer(requests, CompletionWording(gateway.model, body, len(requests), echoes), body.stream)
+
+
+async def _text(gateway: Gateway, prompt: str | tuple[int, ...]) -> str:
+    return prompt if isinstance(prompt, str) else await gateway.bridge.call(gateway.engine.detokenize, prompt)
+
+
+@post("/tokenize", status_code=200)
+async def tokenize(request: AnyRequest) -> Tokenized:
+    gateway, body = gateway_of(request), await read(request, TokenizeBody)
+    gateway.check(body.model)
+    tokens: tuple[int, ...] = await gateway.bridge.call(gateway.engine.tokenize, body.text())
+    return Tokenized(len(tokens), (await gateway.card()).context_length, tokens)
+
+
+@post("/detokenize", status_code=200)
+async def detokenize(request: AnyRequest) -> Detokenized:
+    gateway, body = gateway_of(request), await read(request, DetokenizeBody)
+    gateway.check(body.model)
+    return Detokenized(await gateway.bridge.call(gateway.engine.detokenize, body.tokens))
+
+
+@get("/health", opt={OPEN: True})
+async def health(request: AnyRequest) -> Response[Health | Waiting]:
+    """200 where a request would be served, else 503 with what the cluster waits for."""
+    status = await gateway_of(request).status()
+    if status.state == "ready":
+        return Response(Health())
+    waiting = Waiting(status.state, status.detail, status.required_nodes, status.ready_nodes)
+    return Response(waiting, status_code=503, headers=RETRY_AFTER)
+
+
+@get("/v1/cluster")
+async def cluster(request: AnyRequest) -> ClusterStatus:
+    return await gateway_of(request).status()

@@ -6,15 +6,19 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from ipaddress import ip_address
+from typing import Any
 
 import trio
 import uvicorn
-from litestar.types import ASGIApp
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from core.errors import ConfigError
 from core.gateway.app import create_app
 from core.gateway.bridge import Bridge
+from core.gateway.settings import ApiSettings
 from core.interfaces.engine import Engine
 
 GRACE = 1
@@ -22,25 +26,27 @@ GRACE = 1
 
 KEEP_ALIVE = 60
 BACKLOG = 1024
+DEFAULTS = ApiSettings()
 
 
 async def serve_http(
     engine: Engine,
     host: str,
     port: int,
+    settings: ApiSettings = DEFAULTS,
     *,
     task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves `engine` until cancelled; reports (host, port), as bound, once it does. Port 0 takes any free one.
 
-    Raises ConfigError where the address can't be had. Cancelled, it ends what is under way, tells those clients,
-    and is gone within two seconds.
+    Raises ConfigError where the address can't be had, and where others reach it but no key is needed and that is not
+    allowed. Cancelled, it ends what is under way, tells those clients, and is gone within two seconds.
     """
-    with await _bind(host, port) as listener:
+    with await _bind(host, port, settings) as listener:
         async with trio.open_nursery() as nursery:
             token, serving = trio.lowlevel.current_trio_token(), trio.Event()
-            app = create_app(engine, Bridge(nursery))
-            server = _Server(app, on_startup=lambda: token.run_sync_soon(serving.set))
+            app = create_app(engine, Bridge(nursery, patience=settings.patience), settings)
+            server = _Server(app, settings.patience, on_startup=lambda: token.run_sync_soon(serving.set))
             nursery.start_soon(_run, server, listener)
             try:
                 await serving.wait()
@@ -52,10 +58,13 @@ async def serve_http(
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, app: ASGIApp, on_startup: Callable[[], None]) -> None:
+    def __init__(self, app: ASGIApp, patience: float, on_startup: Callable[[], None]) -> None:
+        self._app = app
+        self._patience = patience
         super().__init__(
             uvicorn.Config(
-                app,
+                self._answer,
+                interface="asgi3",
                 loop="asyncio",
                 http="h11",
                 ws="none",
@@ -72,6 +81,44 @@ class _Server(uvicorn.Server):
         )
         self._on_startup = on_startup
 
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Cuts the connection of a client that does not read what it is sent, or send what it announced."""
+        arriving = True
+
+        async def patient_receive() -> Any:
+            nonlocal arriving
+            if not arriving:
+                return await receive()
+            async with self._patient(scope):
+                message = await receive()
+            arriving = bool(message.get("more_body"))
+            return message
+
+        async def patient_send(message: Any) -> None:
+            async with self._patient(scope):
+                await send(message)
+
+        await self._app(scope, patient_receive, patient_send)
+        for transport in self._transports(scope["client"]):
+            await self._flush(transport)
+
+    @asynccontextmanager
+    async def _patient(self, scope: Scope) -> AsyncIterator[None]:
+        cutting = asyncio.get_running_loop().call_later(self._patience, self._cut, scope["client"])
+        try:
+            yield
+        finally:
+            cutting.cancel()
+
+    async def _flush(self, transport: asyncio.Transport) -> None:
+        """Cuts the connection once nothing of what is left to write was read for too long."""
+        left = transport.get_write_buffer_size()
+        while left:
+            await asyncio.sleep(self._patience)
+            before, left = left, transport.get_write_buffer_size()
+            if left >= before:
+                transport.abort()
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_startup()
@@ -81,9 +128,14 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
         cutting.cancel()
 
-    def _cut(self) -> None:
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
+    def _cut(self, client: tuple[str, int] | None = None) -> None:
+        for transport in self._transports(client):
+            transport.abort()
+
+    def _transports(self, client: tuple[str, int] | None = None) -> list[asyncio.Transport]:
+        """The connection of `client`, if it still is there, or all connections."""
+        transports = [connection.transport for connection in self.server_state.connections]
+        return [each for each in transports if client in (None, each.get_extra_info("peername")[:2])]
 
 
 async def _run(server: uvicorn.Server, listener: socket.socket) -> None:
@@ -91,13 +143,14 @@ async def _run(server: uvicorn.Server, listener: socket.socket) -> None:
         await trio.to_thread.run_sync(server.run, [listener], thread_name="gateway", limiter=trio.CapacityLimiter(1))
 
 
-async def _bind(host: str, port: int) -> socket.socket:
+async def _bind(host: str, port: int, settings: ApiSettings) -> socket.socket:
     """A listening socket; its protocol is said to be TCP, or asyncio would leave Nagle's algorithm on."""
     try:
         if not 0 <= port <= 65535:
             raise OverflowError("there is no such port")
         found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
         family, kind, protocol, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
+        _require_keys(str(address[0]), settings)
         listener = socket.socket(family, kind, protocol)
         try:
             if os.name == "posix":
@@ -111,6 +164,16 @@ async def _bind(host: str, port: int) -> socket.socket:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"can't serve HTTP on {host}:{port}", reason, _hint(error)) from error
     return listener
+
+
+def _require_keys(address: str, settings: ApiSettings) -> None:
+    if not (settings.keys or settings.allow_anonymous or ip_address(address).is_loopback):
+        raise ConfigError(
+            f"the API would be open to everyone who reaches {address}",
+            "it has no API key",
+            "give keys with --api-key-file or CORE_API_KEY, listen on --api-host 127.0.0.1, "
+            "or let everyone in with --allow-anonymous-api",
+        )
 
 
 def _hint(error: Exception) -> str:

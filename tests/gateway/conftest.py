@@ -11,8 +11,18 @@ import httpx
 import pytest
 import trio
 
+from core.errors import NotReady, RequestError
 from core.gateway.server import serve_http
-from core.interfaces.engine import ClusterStatus, Delta, GenerationRequest, NodeStatus
+from core.gateway.settings import ApiSettings
+from core.interfaces.engine import (
+    ClusterStatus,
+    Conversation,
+    Delta,
+    GenerationRequest,
+    ModelCard,
+    NodeStatus,
+    TokenLogprob,
+)
 
 
 def deltas(*texts: str) -> list[Delta]:
@@ -35,6 +45,7 @@ class FakeEngine:
     created: int = 1_700_000_000
     state: str = "ready"
     left_out: dict[str, str] = field(default_factory=dict)
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     requests: list[GenerationRequest] = field(default_factory=list)
     given: int = 0
@@ -72,10 +83,25 @@ class FakeEngine:
             if self.gate is not None:
                 await self.gate.wait()
             async with trio.open_nursery():  # an error inside comes out in a group, as a real engine's may
-                yield FakeGeneration(self)
+                yield FakeGeneration(self, self.prompt_logprobs)
         finally:
             with trio.CancelScope(shield=True):
                 await self._count(-1)
+
+    def card(self) -> ModelCard:
+        if self.state != "ready":
+            raise NotReady("the model is not open", required=3, ready=1)
+        return ModelCard(self.served_model, self.created, context_length=4096, vocab_size=256, chat_template="")
+
+    async def tokenize(self, prompt: str | Conversation) -> tuple[int, ...]:
+        """A token is a byte."""
+        text = prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt.messages)
+        return tuple(text.encode())
+
+    async def detokenize(self, tokens: tuple[int, ...]) -> str:
+        if any(token > 255 for token in tokens):
+            raise RequestError("a token is unknown", param="tokens")
+        return bytes(tokens).decode(errors="replace")
 
     async def _count(self, step: int) -> None:
         async with self.changed:
@@ -91,9 +117,11 @@ class FakeEngine:
 
 class FakeGeneration:
     prompt_tokens = 5
+    cached_tokens = 2
 
-    def __init__(self, engine: FakeEngine) -> None:
+    def __init__(self, engine: FakeEngine, prompt_logprobs: tuple[TokenLogprob, ...]) -> None:
         self._engine = engine
+        self.prompt_logprobs = prompt_logprobs
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         engine = self._engine
@@ -119,9 +147,14 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-async def address(engine: FakeEngine, nursery: trio.Nursery) -> tuple[str, int]:
+def settings() -> ApiSettings:
+    return ApiSettings()
+
+
+@pytest.fixture
+async def address(engine: FakeEngine, settings: ApiSettings, nursery: trio.Nursery) -> tuple[str, int]:
     with trio.fail_after(10):
-        return await nursery.start(serve_http, engine, "127.0.0.1", 0)
+        return await nursery.start(serve_http, engine, "127.0.0.1", 0, settings)
 
 
 @pytest.fixture

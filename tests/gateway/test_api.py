@@ -16,6 +16,16 @@ CHAT = {"model": "org/tiny", "messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"model": "org/tiny", "prompt": "hi"}
 
 
+def usage(prompt: int, completion: int, cached: int = 2) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
 def events(text: str) -> list[Any]:
     frames = text.split("\n\n")
     assert frames.pop() == ""
@@ -31,7 +41,7 @@ async def test_a_chat_answer_has_the_official_shape(client: httpx.AsyncClient) -
     assert isinstance(answer["created"], int)
     assert answer["object"] == "chat.completion"
     assert answer["model"] == "org/tiny"
-    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+    assert answer["usage"] == usage(5, 3)
     (choice,) = answer["choices"]
     assert choice["index"] == 0
     assert choice["finish_reason"] == "stop"
@@ -85,7 +95,7 @@ async def test_usage_comes_last_where_it_is_asked_for(client: httpx.AsyncClient)
     assert done == "data: [DONE]"
     assert [chunk["usage"] for chunk in chunks] == [None, None]
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+    assert last["usage"] == usage(5, 3)
 
 
 async def test_a_chunk_leaves_when_its_delta_comes(client: httpx.AsyncClient, engine: Any) -> None:
@@ -148,7 +158,7 @@ async def test_an_answer_may_have_several_choices(client: httpx.AsyncClient, eng
     answer = (await client.post("/v1/chat/completions", json={**CHAT, "n": 3, "seed": 7})).json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert {choice["message"]["content"] for choice in answer["choices"]} == {"Hello world"}
-    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
+    assert answer["usage"] == usage(5, 9)
     assert sorted(request.seed for request in engine.requests) == [7, 8, 9]
 
 
@@ -169,6 +179,30 @@ async def test_what_refuses_one_of_several_choices_refuses_the_request(client: h
         response = await client.post("/v1/chat/completions", json={**CHAT, "n": 4, "stream": stream})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
     assert engine.sessions == 0
+
+
+async def test_several_prompts_have_choices_each(client: httpx.AsyncClient, engine: Any) -> None:
+    body = {**COMPLETION, "prompt": [[1], [2], [3]], "n": 2}
+    answer = (await client.post("/v1/completions", json=body)).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3, 4, 5]
+    assert answer["usage"] == usage(15, 18, cached=6)
+    assert sorted(request.prompt for request in engine.requests) == [(1,), (1,), (2,), (2,), (3,), (3,)]
+
+
+async def test_more_generations_than_run_at_once_take_turns(client: httpx.AsyncClient, engine: Any) -> None:
+    for stream in (False, True):
+        response = await client.post("/v1/completions", json={**COMPLETION, "prompt": ["x"] * 40, "stream": stream})
+        assert response.status_code == 200
+    assert len(engine.requests) == 80
+    assert engine.most == 16
+
+
+async def test_the_models_context_is_told_once_it_is_open(client: httpx.AsyncClient, engine: Any) -> None:
+    card = (await client.get("/v1/models/org/tiny")).json()
+    assert card["max_model_len"] == 4096
+    engine.state = "loading"
+    models = (await client.get("/v1/models")).json()
+    assert models["data"] == [card | {"max_model_len": None}]
 
 
 async def test_health_says_what_the_cluster_waits_for(client: httpx.AsyncClient, engine: Any) -> None:

@@ -27,18 +27,44 @@ def completion(**fields: Any) -> GenerationRequest:
 
 
 def _request(kind: type[Body], fields: dict[str, Any]) -> GenerationRequest:
-    (request,) = decode(json.dumps(fields).encode(), kind).generations()
+    (request,) = requests(kind, fields)
     return request
 
 
+def requests(kind: type[Body], fields: dict[str, Any]) -> tuple[GenerationRequest, ...]:
+    return decode(json.dumps(fields).encode(), kind).generations()
+
+
 def test_every_supported_field_arrives() -> None:
-    given = {"temperature": 0, "top_p": 0.5, "top_k": 40, "seed": -1, "max_tokens": 7, "stop": ["a", "b"]}
-    assert completion(**given) == GenerationRequest(
-        "hi", max_tokens=7, temperature=0.0, top_p=0.5, top_k=40, seed=-1, stop=("a", "b")
-    )
-    assert chat(**given) == GenerationRequest(
-        Conversation((USER,)), max_tokens=7, temperature=0.0, top_p=0.5, top_k=40, seed=-1, stop=("a", "b")
-    )
+    given = {
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 40,
+        "min_p": 0.1,
+        "seed": -1,
+        "max_tokens": 7,
+        "stop": ["a", "b"],
+        "stop_token_ids": [3],
+        "ignore_eos": True,
+        "presence_penalty": -2,
+        "frequency_penalty": 2,
+        "repetition_penalty": 1.1,
+        "logit_bias": {"7": -100, "8": 1.5},
+    }
+    expected: dict[str, Any] = {**given, "stop": ("a", "b"), "stop_token_ids": (3,), "logit_bias": {7: -100, 8: 1.5}}
+    assert completion(**given) == GenerationRequest("hi", **expected)
+    assert chat(**given) == GenerationRequest(Conversation((USER,)), **expected)
+
+
+def test_top_k_of_minus_one_takes_all() -> None:
+    assert completion(top_k=-1).top_k == 0
+
+
+def test_log_probabilities_are_asked_for_in_each_endpoints_way() -> None:
+    assert (chat().logprobs, chat(logprobs=True).logprobs, chat(logprobs=True, top_logprobs=3).logprobs) == (None, 0, 3)
+    assert chat(logprobs=True, top_logprobs=3).prompt_logprobs is None
+    assert (completion(logprobs=2).logprobs, completion(logprobs=2).prompt_logprobs) == (2, None)
+    assert (completion(logprobs=0, echo=True).prompt_logprobs, completion(echo=True).prompt_logprobs) == (0, None)
 
 
 def test_what_is_left_out_or_null_is_left_to_the_model() -> None:
@@ -54,10 +80,29 @@ def test_max_completion_tokens_is_max_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "expected"),
-    [("a", "a"), (["a"], "a"), ([1, 2], (1, 2)), ([[1, 2]], (1, 2)), ([7], (7,)), ("", "")],
+    [
+        ("a", ["a"]),
+        (["a"], ["a"]),
+        ([1, 2], [(1, 2)]),
+        ([[1, 2]], [(1, 2)]),
+        ([7], [(7,)]),
+        ("", [""]),
+        (["a", ""], ["a", ""]),
+        ([[1, 2], [3]], [(1, 2), (3,)]),
+    ],
 )
-def test_one_prompt_in_each_of_its_forms(prompt: Any, expected: Any) -> None:
-    assert completion(prompt=prompt).prompt == expected
+def test_prompts_in_each_of_their_forms(prompt: Any, expected: Any) -> None:
+    assert [request.prompt for request in requests(CompletionBody, {"model": "m", "prompt": prompt})] == expected
+
+
+def test_every_prompt_has_its_choices_in_order() -> None:
+    made = requests(CompletionBody, {"model": "m", "prompt": ["a", "b"], "n": 2, "seed": 5, "best_of": 2})
+    assert [(request.prompt, request.seed) for request in made] == [("a", 5), ("a", 6), ("b", 5), ("b", 6)]
+
+
+def test_a_request_says_whom_it_is_from() -> None:
+    body = decode(json.dumps({"model": "m", "prompt": "a"}).encode(), CompletionBody)
+    assert body.generations("somebody")[0].client == "somebody"
 
 
 def test_text_parts_are_joined() -> None:
@@ -67,14 +112,29 @@ def test_text_parts_are_joined() -> None:
     )
 
 
+def test_messages_of_every_role_arrive() -> None:
+    told = [
+        {"role": "developer", "content": "x", "name": "d"},
+        {"role": "user", "content": [], "name": "u"},
+        {"role": "assistant", "content": None, "refusal": None},
+        {"role": "assistant"},
+    ]
+    assert chat(messages=told).prompt == Conversation(
+        (
+            {"role": "developer", "content": "x", "name": "d"},
+            {"role": "user", "content": "", "name": "u"},
+            {"role": "assistant", "content": ""},
+            {"role": "assistant", "content": ""},
+        )
+    )
+
+
 def test_a_single_stop_string() -> None:
     assert chat(stop="x").stop == ("x",)
 
 
 IDLE_CHAT = {
     "n": 1,
-    "presence_penalty": 0,
-    "frequency_penalty": 0.0,
     "logit_bias": {},
     "logprobs": False,
     "top_logprobs": 0,
@@ -82,9 +142,12 @@ IDLE_CHAT = {
     "tool_choice": "none",
     "response_format": {"type": "text"},
     "store": False,
-    "user": None,
+    "user": "me",
     "audio": None,
     "stream_options": None,
+    "metadata": {"a": "b"},
+    "safety_identifier": "x",
+    "prompt_cache_key": "y",
 }
 
 
@@ -96,17 +159,10 @@ def test_fields_that_ask_for_nothing_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"frequency_penalty": False}, "frequency_penalty"),
-        ({"logit_bias": {"1": 5}}, "logit_bias"),
-        ({"logprobs": True}, "logprobs"),
-        ({"logprobs": 0}, "logprobs"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"user": "me"}, "user"),
         ({"store": True}, "store"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
-        ({"messages": [{**USER, "name": "x"}]}, "messages[0].name"),
         ({"messages": [USER, {**USER, "tool_calls": [{}]}]}, "messages[1].tool_calls"),
     ],
 )
@@ -120,14 +176,9 @@ def test_known_fields_that_ask_for_something_are_refused(fields: dict[str, Any],
     ("fields", "param"),
     [
         ({"best_of": 2}, "best_of"),
-        ({"echo": True}, "echo"),
         ({"suffix": "x"}, "suffix"),
-        ({"logprobs": 0}, "logprobs"),
-        ({"min_p": 0.1}, "min_p"),
         ({"max_completion_tokens": 3}, "max_completion_tokens"),
         ({"messages": [USER]}, "messages"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": [[1], [2]]}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": ["a", 1]}, "prompt"),
@@ -136,7 +187,6 @@ def test_known_fields_that_ask_for_something_are_refused(fields: dict[str, Any],
         ({"prompt": 5}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"model": None}, "model"),
-        ({"max_tokens": 0}, "max_tokens"),
         ({"n": 0}, "n"),
         ({"n": True}, "n"),
         ({"n": 17}, "n"),
@@ -148,7 +198,26 @@ def test_known_fields_that_ask_for_something_are_refused(fields: dict[str, Any],
         ({"temperature": True}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.01}, "top_p"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": False}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"echo": 1}, "echo"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"n": 16, "prompt": ["a"] * 9}, "n"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": ["a", [1]]}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt"),
+        ({"prompt": "a" * (4 * 2**20 + 1)}, "prompt"),
+        ({"user": 1}, "user"),
         ({"seed": 2**63}, "seed"),
         ({"stop": ""}, "stop"),
         ({"stop": ["a", ""]}, "stop[1]"),
@@ -173,7 +242,15 @@ def test_a_completion_field_that_is_wrong_is_named(fields: dict[str, Any], param
         ({"messages": []}, "messages"),
         ({"messages": {}}, "messages"),
         ({"messages": [USER, 3]}, "messages[1]"),
-        ({"messages": [USER, {"role": "developer", "content": "x"}]}, "messages[1].role"),
+        ({"messages": [USER, {"role": "wizard", "content": "x"}]}, "messages[1].role"),
+        ({"messages": [USER] * 4097}, "messages"),
+        ({"messages": [{"role": "user", "content": "x" * (2 * 2**20)}] * 3}, "messages"),
+        ({"messages": [{**USER, "name": 1}]}, "messages[0].name"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"metadata": {"a": 1}}, "metadata"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),

@@ -14,6 +14,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from core.errors import ConfigError
 from core.gateway.server import serve_http
+from core.gateway.settings import ApiSettings
+from core.interfaces.engine import Delta
 
 COMPLETION = {"model": "org/tiny", "prompt": "hi"}
 STREAM = {**COMPLETION, "stream": True}
@@ -148,6 +150,29 @@ async def test_a_client_that_does_not_read_holds_back_its_generation_and_no_shut
     assert caplog.records == []
 
 
+@pytest.mark.parametrize("body", [STREAM, COMPLETION])
+async def test_a_client_that_does_not_read_is_cut_off(engine: Any, nursery: trio.Nursery, body: dict[str, Any]) -> None:
+    engine.script = [Delta("x" * 2**24, 1, "stop")]
+    with trio.fail_after(20), trio.socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        address = await nursery.start(serve_http, engine, "127.0.0.1", 0, ApiSettings(patience=0.05))
+        await client.connect(address)
+        await client.send(raw(body))
+        with pytest.raises(OSError):
+            while True:
+                await client.send(b"x")
+                await wait_all_tasks_blocked(0.01)
+        assert engine.sessions == 0
+
+
+async def test_a_client_that_does_not_send_its_body_is_cut_off(engine: Any, nursery: trio.Nursery) -> None:
+    address = await nursery.start(serve_http, engine, "127.0.0.1", 0, ApiSettings(patience=0.05))
+    with trio.fail_after(20):
+        async with await trio.open_tcp_stream(*address) as stream:
+            await stream.send_all(raw(COMPLETION)[:-1])
+            assert await stream.receive_some() == b""
+
+
 async def test_a_server_that_is_stopped_before_it_serves_leaves_nothing(engine: Any) -> None:
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
@@ -168,7 +193,7 @@ async def test_a_port_in_use_is_named(engine: Any) -> None:
 @pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 0), ("no such host", 0), ("127.0.0.1", 70_000)])
 async def test_an_address_that_cannot_be_had_is_named(engine: Any, host: str, port: int) -> None:
     with trio.fail_after(20), pytest.raises(ConfigError, match=f"{host}:{port}.*give an address"):
-        await serve_http(engine, host, port)
+        await serve_http(engine, host, port, ApiSettings(allow_anonymous=True))
 
 
 async def test_the_same_port_serves_again(engine: Any) -> None:

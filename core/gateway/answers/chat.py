@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from msgspec import UNSET
 
 from core.gateway.answers.generations import Outcome, Step
-from core.gateway.answers.wording import DONE, OpenAIWording, event
+from core.gateway.answers.logprobs import chat_logprobs
+from core.gateway.answers.wording import DONE, ChoicesWording, event
 from core.gateway.schemas.chat import (
-    AssistantMessage,
+    AnswerMessage,
+    ChatBody,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -19,17 +21,22 @@ from core.gateway.schemas.chat import (
 from core.gateway.schemas.common import Usage
 
 
-class ChatWording(OpenAIWording):
+class ChatWording(ChoicesWording):
     prefix = "chatcmpl"
 
+    def __init__(self, model: str, body: ChatBody, choices: int) -> None:
+        super().__init__(model, body, choices)
+        self._logprobs = body.logprobs
+
     def whole(self, outcomes: Sequence[Outcome]) -> ChatCompletion:
-        choices = [
-            ChatChoice(index, AssistantMessage(outcome.text), None, outcome.finish_reason)
-            for index, outcome in enumerate(outcomes)
-        ]
+        choices = [self._choice(index, outcome) for index, outcome in enumerate(outcomes)]
         return ChatCompletion(
             id=self.id, created=self.created, model=self.model, choices=choices, usage=self.total(outcomes)
         )
+
+    def _choice(self, index: int, outcome: Outcome) -> ChatChoice:
+        logprobs = chat_logprobs(outcome.logprobs) if self._logprobs else None
+        return ChatChoice(index, AnswerMessage(outcome.text), logprobs, outcome.finish_reason)
 
     def opening(self) -> Iterator[bytes]:
         for index in range(self.choices):
@@ -38,9 +45,10 @@ class ChatWording(OpenAIWording):
     def step(self, step: Step) -> Iterator[bytes]:
         delta = step.delta
         self.tally.count(step.index, step.generation, delta.tokens)
-        if delta.text or delta.finish_reason:
-            added = ChatDelta(content=delta.text or UNSET)
-            yield self._chunk([ChatChunkChoice(step.index, added, None, delta.finish_reason)])
+        logprobs = chat_logprobs(delta.logprobs) if delta.logprobs else None
+        if delta.text or logprobs or delta.finish_reason:
+            added = ChatDelta(content=delta.text if delta.text or logprobs else UNSET)
+            yield self._chunk([ChatChunkChoice(step.index, added, logprobs, delta.finish_reason)])
 
     def closing(self) -> Iterator[bytes]:
         if self.include_usage:

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 
 import trio
 
-from core.interfaces.engine import Delta, Engine, FinishReason, Generation, GenerationRequest
+from core.gateway.bridge import closing
+from core.interfaces.engine import Delta, Engine, FinishReason, Generation, GenerationRequest, TokenLogprob
+
+AT_ONCE = 16
+"""How many generations of one answer run side by side; those beyond begin as others end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,33 +36,45 @@ class Outcome:
         return "".join(delta.text for delta in self.deltas)
 
     @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        return tuple(token for delta in self.deltas for token in delta.logprobs)
+
+    @property
     def finish_reason(self) -> FinishReason:
         return self.deltas[-1].finish_reason or "length"
+
+
+async def _steps(index: int, generation: Generation) -> AsyncIterator[Step]:
+    async with closing(aiter(generation)) as deltas:
+        async for delta in deltas:
+            yield Step(index, generation, delta)
 
 
 @asynccontextmanager
 async def generate_all(engine: Engine, requests: Sequence[GenerationRequest]) -> AsyncIterator[AsyncIterator[Step]]:
     """The steps of all generations, as they come.
 
-    Entering ends when all are admitted, or one has something to say while others wait for room; it raises what
-    refuses any of them. The first failure ends them all.
+    Entering ends when all are admitted, or when one has something to say while others wait for their turn; it raises
+    what refuses any of them. The first failure ends them all.
     """
     if len(requests) == 1:
         async with engine.generate(requests[0]) as generation:
-            yield (Step(0, generation, delta) async for delta in generation)
+            yield _steps(0, generation)
         return
     sender, receiver = trio.open_memory_channel[Step](0)
     begun = trio.Event()
     waiting = set(range(len(requests)))
+    turns = trio.Semaphore(AT_ONCE)
 
     async def run(index: int, request: GenerationRequest, steps: trio.MemorySendChannel[Step]) -> None:
-        async with steps, engine.generate(request) as generation:
+        async with steps, turns, engine.generate(request) as generation:
             waiting.discard(index)
             if not waiting:
                 begun.set()
-            async for delta in generation:
-                begun.set()
-                await steps.send(Step(index, generation, delta))
+            async with closing(_steps(index, generation)) as own:
+                async for step in own:
+                    begun.set()
+                    await steps.send(step)
 
     async with trio.open_nursery() as nursery, receiver:
         for index, request in enumerate(requests):

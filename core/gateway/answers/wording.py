@@ -6,14 +6,13 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from core.gateway.answers.generations import Outcome, Step
-from core.gateway.schemas.common import Usage
+from core.gateway.schemas.common import Body, CompletionTokensDetails, PromptTokensDetails, Usage
 from core.interfaces.engine import Generation
 
 DONE = b"data: [DONE]\n\n"
@@ -41,41 +40,44 @@ class Wording(ABC):
     def closing(self) -> Iterator[bytes]: ...
 
 
-@dataclass(slots=True)
 class Tally:
-    """Counts what an answer with `n` choices to a prompt costs."""
+    """Counts what an answer costs that has `n` choices for each prompt."""
 
-    n: int
-    _choices: dict[int, tuple[Generation, int]] = field(default_factory=dict)
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._generations: dict[int, Generation] = {}
+        self._tokens: dict[int, int] = {}
 
     def count(self, index: int, generation: Generation, tokens: int) -> None:
         """`tokens` is how many the generation has made so far."""
-        self._choices[index] = (generation, tokens)
+        self._generations[index] = generation
+        self._tokens[index] = tokens
 
     def usage(self) -> Usage:
-        prompt = sum(made.prompt_tokens for index, (made, _) in self._choices.items() if index % self.n == 0)
-        completion = sum(tokens for _, tokens in self._choices.values())
-        return Usage(prompt, completion, prompt + completion)
+        asked = [generation for index, generation in self._generations.items() if index % self._n == 0]
+        prompt = sum(generation.prompt_tokens for generation in asked)
+        completion = sum(self._tokens.values())
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokensDetails(sum(generation.cached_tokens for generation in asked)),
+            completion_tokens_details=CompletionTokensDetails(0),
+        )
 
 
-@dataclass(slots=True)
-class OpenAIWording(Wording):
-    """The wordings that have choices. `include_usage` is a stream's alone: a whole answer always says it."""
-
-    model: str
-    choices: int
-    n: int
-    include_usage: bool
-    id: str = field(init=False)
-    created: int = field(init=False)
-    tally: Tally = field(init=False)
+class ChoicesWording(Wording):
+    """A wording whose answer is a list of choices: `choices` of them, as `body` asked for."""
 
     prefix: ClassVar[str]
 
-    def __post_init__(self) -> None:
+    def __init__(self, model: str, body: Body, choices: int) -> None:
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
-        self.tally = Tally(self.n)
+        self.model = model
+        self.choices = choices
+        self.include_usage = body.include_usage
+        self.tally = Tally(body.n)
 
     def total(self, outcomes: Sequence[Outcome]) -> Usage:
         for index, outcome in enumerate(outcomes):

@@ -8,52 +8,40 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from core.errors import RequestError
-from core.gateway.schemas.common import Body, Count, Usage
+from core.gateway.schemas.common import INT32, MAX_TOP_LOGPROBS, Body, Usage
 from core.gateway.schemas.decoding import Idle
+from core.gateway.schemas.messages import Messages, conversation
 from core.interfaces.engine import Conversation
 
-
-class TextPart(Struct, forbid_unknown_fields=True):
-    type: Literal["text"]
-    text: str
-
-
-class Message(Struct, forbid_unknown_fields=True):
-    role: Literal["system", "user", "assistant"]
-    content: str | list[TextPart]
-
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+Count = Annotated[int, Meta(ge=1, le=INT32)]
 
 
 class ChatBody(Body, kw_only=True):
+    """`max_completion_tokens` is the newer name of `max_tokens`.
+
+    `metadata`, `safety_identifier` and `prompt_cache_key` are accepted, and change nothing.
+    """
+
     idle: ClassVar[Idle] = {
-        **Body.idle,
         "audio": (),
         "function_call": ("none", "auto"),
         "functions": ([],),
-        "logprobs": (False,),
-        "metadata": ({},),
         "modalities": (["text"],),
         "parallel_tool_calls": (True,),
         "prediction": (),
-        "prompt_cache_key": (),
         "prompt_cache_retention": (),
         "reasoning_effort": (),
         "response_format": ({"type": "text"},),
-        "safety_identifier": (),
         "service_tier": ("auto", "default"),
         "store": (False,),
         "tool_choice": ("none", "auto"),
         "tools": ([],),
-        "top_logprobs": (0,),
         "verbosity": (),
         "web_search_options": (),
     }
     idle_inside: ClassVar[Mapping[str, Idle]] = {
         **Body.idle_inside,
         "messages": {
-            "name": (),
             "tool_calls": ([],),
             "tool_call_id": (),
             "function_call": (),
@@ -63,11 +51,17 @@ class ChatBody(Body, kw_only=True):
         },
     }
 
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Messages
+    max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
-    def _prompts(self) -> list[str | tuple[int, ...] | Conversation]:
-        return [Conversation(tuple({"role": each.role, "content": each.text()} for each in self.messages))]
+    def _prompts(self) -> list[Conversation]:
+        return [conversation(self.messages)]
 
     def _limit(self) -> int | None:
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -75,8 +69,30 @@ class ChatBody(Body, kw_only=True):
             raise RequestError("'max_tokens' and 'max_completion_tokens' differ", param="max_tokens")
         return self.max_completion_tokens or self.max_tokens
 
+    def _top_logprobs(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("'top_logprobs' goes only with 'logprobs': true", param="top_logprobs")
+        return self.top_logprobs or 0 if self.logprobs else None
 
-class AssistantMessage(Struct):
+
+class TopLogprob(Struct):
+    """A token, its UTF-8 bytes (which may be only part of a character), and its log probability."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class AnswerMessage(Struct):
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
@@ -84,8 +100,8 @@ class AssistantMessage(Struct):
 
 class ChatChoice(Struct):
     index: int
-    message: AssistantMessage
-    logprobs: None
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length"]
 
 
@@ -108,11 +124,13 @@ class ChatDelta(Struct, omit_defaults=True):
 class ChatChunkChoice(Struct):
     index: int
     delta: ChatDelta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: Literal["stop", "length"] | None = None
 
 
 class ChatChunk(Struct, kw_only=True):
+    """`usage` is there where `stream_options.include_usage` asks for it: null in all but the last chunk."""
+
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int

@@ -2,49 +2,98 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal, TypeGuard, TypeVar
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from core.errors import RequestError
-from core.gateway.schemas.common import Body, TokenId, Usage
+from core.gateway.schemas.common import INT32, MAX_TOP_LOGPROBS, Body, TokenId, Usage, require_short
 from core.gateway.schemas.decoding import Idle
-from core.interfaces.engine import Conversation
 
-DEFAULT_MAX_TOKENS = 16
+T = TypeVar("T")
 
 
 class CompletionBody(Body, kw_only=True):
-    idle: ClassVar[Idle] = {**Body.idle, "best_of": (1,), "echo": (False,), "logprobs": (False,), "suffix": ("",)}
+    """`prompt` is one prompt or several, each a text or a list of token ids. `max_tokens` 0 evaluates it alone.
+
+    `echo` puts the prompt before each choice's text, and with `logprobs` its tokens before the choice's own.
+    """
+
+    idle: ClassVar[Idle] = {"suffix": ("",)}
 
     prompt: str | list[str | TokenId | list[TokenId]]
+    max_tokens: Annotated[int, Meta(ge=0, le=INT32)] = 16
+    best_of: Annotated[int, Meta(ge=1, description="Only as many as `n`.")] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    echo: bool = False
 
-    def _prompts(self) -> list[str | tuple[int, ...] | Conversation]:
+    def prompts(self) -> Sequence[str | tuple[int, ...]]:
+        """Raises RequestError for what is no prompt, or too long a one."""
         match self.prompt:
             case str() as text:
-                return [text]
-            case [str() as text]:
-                return [text]
-            case [[*ids]] | [*ids] if ids and all(isinstance(item, int) for item in ids):
-                return [tuple(item for item in ids if isinstance(item, int))]
-        raise RequestError(
-            "'prompt' must be one prompt: a string, or a list of token ids that is not empty",
-            hint="send several prompts as several requests",
-            param="prompt",
-        )
+                texts: Sequence[str] = [text]
+            case [*ids] if _all(ids, int):
+                return [tuple(ids)]
+            case [*lists] if _all(lists, list) and all(_all(ids, int) for ids in lists):
+                return [tuple(ids) for ids in lists]
+            case [*several] if _all(several, str):
+                texts = several
+            case _:
+                raise RequestError(
+                    "'prompt' must be a string, a list of strings, a list of token ids or a list of such lists",
+                    hint="leave no list empty",
+                    param="prompt",
+                )
+        require_short(texts, "prompt")
+        return texts
+
+    _prompts = prompts
 
     def _limit(self) -> int:
-        return self.max_tokens or DEFAULT_MAX_TOKENS
+        if self.best_of not in (None, self.n):
+            raise RequestError(
+                "'best_of' is supported only where it equals 'n'",
+                hint="ask for more choices with 'n'",
+                param="best_of",
+                code="unsupported_parameter",
+            )
+        return self.max_tokens
+
+    def _top_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def _prompt_logprobs(self) -> int | None:
+        return self.logprobs if self.echo else None
+
+
+def _all(items: Sequence[object], kind: type[T]) -> TypeGuard[Sequence[T]]:
+    return bool(items) and all(isinstance(item, kind) for item in items)
+
+
+class CompletionLogprobs(Struct):
+    """One entry a token. A prompt's first token has no log probability: nothing predicts it.
+
+    A token that is only part of a character is named by its bytes, as in `bytes:\\xe2\\x82`. `text_offset` counts
+    characters of the choice's text. `top_logprobs` is null where no alternatives were asked for.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
 
 
 class CompletionChoice(Struct):
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: Literal["stop", "length"] | None = None
 
 
 class Completion(Struct, kw_only=True):
+    """In chunks, `usage` is there where `stream_options.include_usage` asks for it: null in all but the last."""
+
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int

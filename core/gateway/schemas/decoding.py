@@ -34,7 +34,7 @@ def decode(body: bytes, kind: type[F]) -> F:
     if not isinstance(fields, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")
     try:
-        return msgspec.convert(_without_idle(fields, kind), kind)
+        return msgspec.convert(_without_idle(fields, kind), kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise _naming_the_field(error) from error
 
@@ -73,7 +73,7 @@ def _same(value: Any, other: Any) -> bool:
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
-_PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
+_PLACE = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*?)(?:\[\.\.\.\])?`)?", re.DOTALL)
 _FIELD = re.compile(r"Object (?P<how>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
 
 

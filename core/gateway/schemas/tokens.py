@@ -1,0 +1,70 @@
+"""`/tokenize` and `/detokenize`, in vLLM's shapes (docs.vllm.ai, online serving)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from msgspec import Struct
+
+from core.errors import RequestError
+from core.gateway.schemas.chat import ChatBody
+from core.gateway.schemas.common import TokenId, require_short
+from core.gateway.schemas.decoding import Fields, Idle
+from core.gateway.schemas.messages import Messages, conversation
+from core.interfaces.engine import Conversation
+
+
+class TokenizeBody(Fields, kw_only=True):
+    """Either `prompt`, or `messages` as the model's chat template renders them."""
+
+    idle: ClassVar[Idle] = {
+        "add_generation_prompt": (True,),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "continue_final_message": (False,),
+        "mm_processor_kwargs": ({},),
+        "return_token_strs": (False,),
+        "tools": ([],),
+    }
+    idle_inside: ClassVar[Mapping[str, Idle]] = {"messages": ChatBody.idle_inside["messages"]}
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+
+    def text(self) -> str | Conversation:
+        """What is to be tokenized. Raises RequestError for fields that conflict, and for too much text."""
+        if (self.prompt is None) == (self.messages is None):
+            raise RequestError("exactly one of 'prompt' and 'messages' is needed", param="prompt")
+        if self.add_special_tokens not in (None, self.messages is None):
+            raise RequestError(
+                f"'add_special_tokens': {str(self.add_special_tokens).lower()} is not supported here",
+                "a prompt gets the tokens that its tokenizer adds, messages those of their template alone",
+                "leave it out",
+                param="add_special_tokens",
+                code="unsupported_parameter",
+            )
+        if self.messages is not None:
+            return conversation(self.messages)
+        require_short([self.prompt or ""], "prompt")
+        return self.prompt or ""
+
+
+class Tokenized(Struct):
+    """`max_model_len` is the model's context in tokens. `token_strs` is always null."""
+
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: None = None
+
+
+class DetokenizeBody(Fields, kw_only=True):
+    tokens: tuple[TokenId, ...]
+    model: str | None = None
+
+
+class Detokenized(Struct):
+    prompt: str

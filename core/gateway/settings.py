@@ -1,0 +1,33 @@
+"""Who may use the API, and from where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from core.errors import ConfigError
+
+PATIENCE = 60.0
+"""For how many seconds a client may neither read what it is sent nor send what it announced."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """Without keys everyone is let in, which has to be allowed beyond this machine.
+
+    `cors_origins` are those of web pages that may ask; `patience` is in seconds.
+    """
+
+    keys: frozenset[str] = field(default=frozenset(), repr=False)
+    allow_anonymous: bool = False
+    cors_origins: tuple[str, ...] = ()
+    patience: float = PATIENCE
+
+
+def parse_keys(text: str, source: str) -> frozenset[str]:
+    """The API keys of `source`, one a line. Raises ConfigError where there is none, and for a line that is no key."""
+    keys = frozenset(line.strip() for line in text.splitlines() if line.strip())
+    if not keys:
+        raise ConfigError(f"{source} has no API key", hint="write one in it, one a line")
+    if not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
+        raise ConfigError(f"{source} has a line that is no API key", hint="use ASCII without spaces, one key a line")
+    return keys
