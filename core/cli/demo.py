@@ -18,6 +18,7 @@ from core.cli.options import LogLevel
 from core.cli.serve import Server, serving, show_progress
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import CoreError
+from core.gateway.settings import ApiSettings
 from core.interfaces.checkpoint import Source
 
 QUESTION = "What is the capital of France, and what is it known for?"
@@ -45,7 +46,7 @@ def demo(
     )
 
     async def main() -> None:
-        async with serving(settings, "127.0.0.1", api_port, typer.echo) as server:
+        async with serving(settings, "127.0.0.1", api_port, ApiSettings(), typer.echo) as server:
             await _wait_ready(server)
             await _ask(server, settings.served_model_name, question)
             if not once:

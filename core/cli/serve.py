@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
 import trio
 import typer
 
+from core.cli.api_options import AllowAnonymousApi, ApiKeyFile, CorsOrigins, api_settings
 from core.cli.console import Bars, WireDType, gigabytes, run, set_up_logging, show_bytes
 from core.cli.options import (
     CacheDir,
@@ -28,6 +30,7 @@ from core.cli.options import (
 from core.coordinator.coordinator import Coordinator
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import ConfigError
+from core.gateway.settings import ApiSettings
 from core.interfaces.checkpoint import Source
 from core.interfaces.engine import ClusterStatus
 
@@ -41,6 +44,9 @@ def serve(
     node_port: Annotated[int, typer.Option(help="0 takes any free port.", min=0, max=65535)] = 7001,
     api_host: Annotated[str, typer.Option(help="Where the HTTP API listens.")] = "127.0.0.1",
     api_port: Annotated[int, typer.Option(help="0 takes any free port.", min=0, max=65535)] = 8000,
+    api_key_file: ApiKeyFile = None,
+    allow_anonymous_api: AllowAnonymousApi = False,
+    cors_origin: CorsOrigins = None,
     local_nodes: Annotated[int, typer.Option(help="Node processes to start on this machine.", min=0, max=64)] = 1,
     min_nodes: Annotated[
         int | None, typer.Option(help="Use at least so many nodes. Default: the local ones, or 1.", min=1)
@@ -66,6 +72,7 @@ def serve(
 ) -> None:
     """Serve a model with the machines that join, behind an OpenAI-compatible API."""
     set_up_logging(log_level)
+    api = api_settings(api_key_file, allow_anonymous_api, cors_origin or [])
     least = min_nodes if min_nodes is not None else max(1, local_nodes)
     if max_nodes is not None and max_nodes < least:
         raise ConfigError(f"--max-nodes {max_nodes} is less than the {least} that are needed", "", "see --min-nodes")
@@ -89,7 +96,7 @@ def serve(
     )
 
     async def main() -> None:
-        async with serving(settings, api_host, api_port, typer.echo) as server:
+        async with serving(settings, api_host, api_port, api, typer.echo) as server:
             typer.echo(f"nodes join  {node_host}:{server.coordinator.node_port}")
             typer.echo(f"model       {settings.served_model_name}")
             await show_progress(server.coordinator)
@@ -112,7 +119,7 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    settings: CoordinatorSettings, api_host: str, api_port: int, announce: Callable[[str], None] = lambda _: None
+    settings: CoordinatorSettings, api_host: str, api_port: int, api: ApiSettings, announce: Callable[[str], None]
 ) -> AsyncIterator[Server]:
     """A coordinator with its API, until the block ends. The API answers, and is announced, before anything is loaded.
 
@@ -122,9 +129,11 @@ async def serving(
 
     coordinator = Coordinator(settings)
     async with trio.open_nursery() as nursery:
-        host, port = await nursery.start(serve_http, coordinator, api_host, api_port)
+        host, port = await nursery.start(serve_http, coordinator, api_host, api_port, api)
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         announce(f"API         {url}/v1")
+        if not (api.keys or ip_address(host).is_loopback):
+            announce(f"WARNING     the API needs no key: everyone who reaches {host} may use it")
         await nursery.start(coordinator.run)
         yield Server(coordinator, url)
         nursery.cancel_scope.cancel()

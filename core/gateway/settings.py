@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from core.errors import ConfigError
 
 PATIENCE = 60.0
 """For how many seconds a client may neither read what it is sent nor send what it announced."""
+
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,18 @@ class ApiSettings:
     allow_anonymous: bool = False
     cors_origins: tuple[str, ...] = ()
     patience: float = PATIENCE
+
+    def __post_init__(self) -> None:
+        if self.keys and self.allow_anonymous:
+            raise ConfigError(
+                "the API can't both need a key and let everyone in", hint="drop the keys or --allow-anonymous-api"
+            )
+        for origin in self.cors_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"{origin!r} is no origin",
+                    hint="give scheme, host and port alone, as in https://chat.example, or *",
+                )
 
 
 def parse_keys(text: str, source: str) -> frozenset[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -51,9 +51,9 @@ class Tokenizer:
         """
         tools = [dict(tool) for tool in conversation.tools] or None
         try:
-            self._require_known(tools, conversation.template_options)
+            source = self._template(tools, conversation.template_options)
             ids = self._inner.apply_chat_template(
-                [dict(message) for message in conversation.messages],
+                [_in_known_role(message, source) for message in conversation.messages],
                 tools=tools,
                 add_generation_prompt=True,
                 tokenize=True,
@@ -67,8 +67,8 @@ class Tokenizer:
             ) from error
         return list(ids)
 
-    def _require_known(self, tools: list[dict[str, Any]] | None, options: Iterable[str]) -> None:
-        """Raises RequestError for what the model's template would pass over in silence, or where it has none."""
+    def _template(self, tools: list[dict[str, Any]] | None, options: Iterable[str]) -> str:
+        """The template's source. Raises RequestError for what it would pass over in silence, or where there is none."""
         if not self._inner.chat_template:
             raise RequestError(
                 "this model has no chat template",
@@ -76,7 +76,7 @@ class Tokenizer:
                 "use /v1/completions with a prompt",
                 param="messages",
             )
-        source = self._inner.get_chat_template(tools=tools)
+        source: str = self._inner.get_chat_template(tools=tools)
         if tools and not _names("tools", source):
             raise RequestError("this model takes no tools", "its chat template has no place for them", param="tools")
         reserved = {"messages", *inspect.signature(self._inner.apply_chat_template).parameters}
@@ -87,6 +87,7 @@ class Tokenizer:
                     hint="leave it out",
                     param="chat_template_kwargs",
                 )
+        return source
 
     def text_stream(self, stop: Sequence[str] = (), *, special_tokens: bool = False) -> TextStream:
         """A fresh stream for one generation that ends at any of `stop`. Raises RequestError for an empty one.
@@ -249,6 +250,13 @@ def _fallback_bytes(inner: PreTrainedTokenizerBase) -> frozenset[int]:
 
 def _names(variable: str, template: str) -> bool:
     return re.search(rf"\b{re.escape(variable)}\b", template) is not None
+
+
+def _in_known_role(message: Mapping[str, Any], template: str) -> dict[str, Any]:
+    """A developer speaks as the system to templates that know no developer."""
+    if message["role"] == "developer" and not _names("developer", template):
+        return {**message, "role": "system"}
+    return dict(message)
 
 
 def _byte_of_unit() -> dict[str, bytes]:

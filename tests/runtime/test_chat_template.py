@@ -56,6 +56,14 @@ def test_tools_and_options_reach_the_template() -> None:
 
 
 @pytest.mark.parametrize(
+    ("template", "role"),
+    [("{{ messages[0].role }}", "system"), ("{{ messages[0].role }}{# developer #}", "developer")],
+)
+def test_a_developer_is_the_system_where_the_template_knows_none(template: str, role: str) -> None:
+    assert rendered(template, Conversation(({"role": "developer", "content": "x"},))) == role
+
+
+@pytest.mark.parametrize(
     ("conversation", "param"),
     [
         (Conversation((HELLO,), tools=(TOOL,)), "tools"),

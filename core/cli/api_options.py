@@ -1,0 +1,41 @@
+"""Options that say who may use the API; keys come from a file or the environment, never from a command line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from core.errors import ConfigError
+from core.gateway.settings import ApiSettings, parse_keys
+
+KEY_VARIABLE = "CORE_API_KEY"
+
+ApiKeyFile = Annotated[
+    Path | None, typer.Option(help=f"Who asks needs a key of this file, one a line (or of {KEY_VARIABLE}).")
+]
+AllowAnonymousApi = Annotated[
+    bool, typer.Option("--allow-anonymous-api", help="Let everyone who reaches --api-host ask, without a key.")
+]
+CorsOrigins = Annotated[
+    list[str] | None, typer.Option("--cors-origin", help="Let pages of this origin ask, such as https://chat.example.")
+]
+
+
+def api_settings(key_file: Path | None, allow_anonymous: bool, origins: list[str]) -> ApiSettings:
+    """Raises ConfigError for keys that can't be read, and for what contradicts itself."""
+    keys = frozenset[str]()
+    if key_file is not None:
+        keys |= parse_keys(_read(key_file), str(key_file))
+    if KEY_VARIABLE in os.environ:
+        keys |= parse_keys(os.environ[KEY_VARIABLE], KEY_VARIABLE)
+    return ApiSettings(keys, allow_anonymous, tuple(origins))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"can't read API keys from {path}", str(error), "give a text file, one key a line") from error
