@@ -46,7 +46,7 @@ ROOMS = {
     "blocks": Room.of(f"{SEAMS} blocks runtime", "torch"),
     "hub.py": Room.of(SEAMS, "huggingface_hub"),
     "trust": Room.of(f"{SEAMS} trust", "cryptography filelock msgspec platformdirs psutil"),
-    "runtime": Room.of(f"{SEAMS} plugins runtime", "jinja2 numpy outcome psutil torch transformers trio"),
+    "runtime": Room.of(f"{SEAMS} plugins runtime", "jinja2 llguidance numpy outcome psutil torch transformers trio"),
     "gateway": Room.of(f"{SEAMS} gateway core", "litestar msgspec trio uvicorn"),
     "coordinator": Room.of(
         f"{SEAMS} coordinator link plugins protocol runtime trust core", "msgspec psutil torch trio"
@@ -65,6 +65,7 @@ SINGLE_HOMES = {
     "cryptography": ("core/trust/",),
     "trio_websocket": ("plugins/core_plugin_websocket/",),
     "wsproto": ("plugins/core_plugin_websocket/",),
+    "llguidance": ("core/runtime/grammar.py",),
     "transformers": ("core/runtime/tokenizer.py", "core/testing/", "plugins/"),
 }
 

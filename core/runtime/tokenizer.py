@@ -36,12 +36,14 @@ class Tokenizer:
         added = inner.added_tokens_decoder
         self._added = frozenset(added)
         self._special = frozenset(i for i, token in added.items() if token.special)
+        self.vocab_size: int = max(inner.get_vocab().values()) + 1
+        """The tokens that have a name; a model may have more logits, which pad its vocabulary."""
         self._fallback_bytes = _fallback_bytes(inner)
         self._is_byte_level = _is_byte_level(inner)
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a plain prompt, with the special tokens that the tokenizer adds by default."""
-        return list(self._inner.encode(text))
+    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """The ids of a plain prompt, with or without the special tokens that the tokenizer adds by default."""
+        return list(self._inner.encode(text, add_special_tokens=special_tokens))
 
     def encode_chat(self, conversation: Conversation) -> list[int]:
         """The ids of a conversation in the model's own chat template, ready for the assistant's answer.
