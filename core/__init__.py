@@ -15,7 +15,7 @@ from core.interfaces.architecture import (
     TensorSpec,
     Weights,
 )
-from core.interfaces.checkpoint import Checkpoint, CheckpointFormat, Progress, Source, TensorInfo
+from core.interfaces.checkpoint import Checkpoint, CheckpointFormat, FileInfo, Progress, Source, TensorInfo
 from core.interfaces.dtypes import DType
 from core.interfaces.planner import Candidate, Plan, Planner, PlanRequest, StagePlan
 from core.interfaces.quantizer import Linear, Quantizer, Table
@@ -42,6 +42,7 @@ __all__ = [
     "CoreError",
     "DType",
     "Ends",
+    "FileInfo",
     "Handler",
     "Held",
     "LayerStack",

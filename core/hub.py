@@ -5,12 +5,14 @@ Files come through huggingface_hub: with its cache, its token and its endpoint, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import (
+    HfApi,
     HfFileMetadata,
     get_hf_file_metadata,
     get_session,
@@ -36,6 +38,7 @@ from core.errors import CheckpointError, CoreError
 from core.interfaces.checkpoint import Progress
 
 LOG_IN = "log in with `hf auth login`"
+SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Repository:
@@ -50,6 +53,7 @@ class Repository:
         self.cache_dir = cache_dir
         self._anchor = anchor
         self._revision = revision
+        self._asked: dict[str, HfFileMetadata] = {}
         self.offline = False
         self.commit = self._resolve()
 
@@ -63,10 +67,17 @@ class Repository:
             return False
         with self.translated(name):
             try:
-                self._ask(name, self.commit)
+                self._about(name)
             except EntryNotFoundError:
                 return False
         return True
+
+    def names(self) -> list[str]:
+        """All its files, in the order of their names; where the hub can't be asked, those that are in the cache."""
+        if self.offline:
+            return self._cached_names()
+        with self.translated(self._anchor):
+            return sorted(HfApi().list_repo_files(self.repo_id, revision=self.commit))
 
     def cached(self, name: str) -> Path | None:
         """The file, where it is in the cache already."""
@@ -78,15 +89,20 @@ class Repository:
         if cached is not None:
             return cached.stat().st_size
         with self.translated(name):
-            return self._ask(name, self.commit).size or 0
+            return self._about(name).size or 0
+
+    def sha256(self, name: str) -> str | None:
+        """In hexadecimal, as the hub says it of large files; what is in the cache is named by it."""
+        cached = self.cached(name)
+        if cached is None and self.offline:
+            return None
+        with self.translated(name):
+            tag = cached.resolve().name if cached is not None else self._about(name).etag
+        return tag if tag is not None and SHA256.fullmatch(tag) else None
 
     def path(self, name: str) -> Path:
         """The file on this machine, downloaded where it isn't in the cache."""
         return self._download(name, lambda nbytes: None)
-
-    def identity(self, name: str) -> str:
-        """Differs whenever the file's content does: a commit's files never change."""
-        return f"{self.repo_id}@{self.commit}/{name}"
 
     def fetch(self, names: Collection[str], progress: Progress | None = None) -> None:
         """Downloads what isn't in the cache. `progress` counts the bytes of all `names`, and may be called from a
@@ -138,11 +154,25 @@ class Repository:
                 if cached is None:
                     raise
                 self.offline = True
-                return cached.parents[self._anchor.count("/")].name
+                return self._snapshot(cached).name
+
+    def _snapshot(self, anchor: Path) -> Path:
+        return anchor.parents[self._anchor.count("/")]
+
+    def _cached_names(self) -> list[str]:
+        anchor = self.cached(self._anchor)
+        assert anchor is not None
+        snapshot = self._snapshot(anchor)
+        return sorted(path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file())
 
     def _cached(self, name: str, revision: str | None) -> Path | None:
         found = try_to_load_from_cache(self.repo_id, name, cache_dir=self.cache_dir, revision=revision)
         return Path(found) if isinstance(found, str) else None
+
+    def _about(self, name: str) -> HfFileMetadata:
+        if name not in self._asked:
+            self._asked[name] = self._ask(name, self.commit)
+        return self._asked[name]
 
     def _ask(self, name: str, revision: str | None) -> HfFileMetadata:
         return get_hf_file_metadata(hf_hub_url(self.repo_id, name, revision=revision))

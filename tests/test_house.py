@@ -46,7 +46,10 @@ ROOMS = {
     "blocks": Room.of(f"{SEAMS} blocks runtime", "torch"),
     "hub.py": Room.of(SEAMS, "huggingface_hub"),
     "trust": Room.of(f"{SEAMS} trust", "cryptography filelock msgspec platformdirs psutil"),
-    "runtime": Room.of(f"{SEAMS} plugins runtime", "jinja2 llguidance numpy outcome psutil torch transformers trio"),
+    "runtime": Room.of(
+        f"{SEAMS} plugins runtime",
+        "jinja2 llguidance msgspec numpy outcome platformdirs psutil torch transformers trio",
+    ),
     "gateway": Room.of(f"{SEAMS} gateway core", "litestar msgspec trio uvicorn"),
     "coordinator": Room.of(
         f"{SEAMS} coordinator link plugins protocol runtime trust core", "msgspec psutil torch trio"

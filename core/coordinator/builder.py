@@ -23,10 +23,12 @@ from core.protocol.messages import (
     LoadComplete,
     LoadFailed,
     PeerConnected,
+    Proof,
     RunPrefill,
     Segment,
 )
 from core.runtime.compute import ComputeThread
+from core.runtime.manifest import Manifest
 from core.runtime.model import Model, Precision
 
 STALL_SECONDS = 180.0
@@ -48,6 +50,7 @@ class RouteBuilder:
     precision: Precision
     head: Head
     compute: ComputeThread
+    manifest: Manifest
 
     async def build(
         self, epoch: int, plan: Plan, members: Mapping[str, Member], route_made: Callable[[Route], None]
@@ -139,10 +142,11 @@ class RouteBuilder:
         return RouteError(title, reason)
 
     def _assignment(self, epoch: int, layers: range, token: bytes, is_last: bool) -> Assignment:
+        proof = self.manifest.proof(layers)
         return Assignment(
             epoch=epoch,
             model_id=self.settings.source.model,
-            revision=self.settings.source.revision,
+            revision=self.model.checkpoint.revision or self.settings.source.revision,
             architecture=self.model.architecture.name,
             quant=self.precision.quantizer.name,
             compute_dtype=self.precision.compute,
@@ -150,9 +154,8 @@ class RouteBuilder:
             layer_start=layers.start,
             layer_end_exclusive=layers.stop,
             is_last=is_last,
-            config=dict(self.model.spec.config),
-            tensor_count=len(self.model.layer_tensor_names(layers)),
             total_weight_bytes=sum(self.model.layer_bytes(layer, self.precision) for layer in layers),
+            proof=Proof(proof.manifest, dict(proof.files), dict(proof.rests), list(proof.layers)),
             link_token=token,
         )
 

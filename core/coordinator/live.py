@@ -28,6 +28,7 @@ from core.protocol.codec import Packet
 from core.protocol.messages import Leave
 from core.runtime.compute import ComputeThread, open_compute_thread
 from core.runtime.device import default_threads, free_memory, pick, torch_dtype
+from core.runtime.manifest import Manifest
 from core.runtime.model import Model, Precision, choose_wire
 from core.runtime.tokenizer import Tokenizer
 
@@ -46,6 +47,7 @@ class _Loaded:
     precision: Precision
     tokenizer: Tokenizer
     head: Head
+    manifest: Manifest
 
 
 class Live:
@@ -102,7 +104,7 @@ class Live:
                 await self._serve(model, loaded, compute)
 
     async def _serve(self, model: Model, loaded: _Loaded, compute: ComputeThread) -> None:
-        builder = RouteBuilder(self._settings, model, loaded.precision, loaded.head, compute)
+        builder = RouteBuilder(self._settings, model, loaded.precision, loaded.head, compute, loaded.manifest)
         self._supervisor = Supervisor(
             self._settings, self._members, self._planner, builder, self._free_at_start, self._sessions
         )
@@ -131,7 +133,8 @@ class Live:
         self._note("loading the tokenizer")
         tokenizer = Tokenizer(checkpoint.tokenizer(), eos_token_ids=_eos_ids(model))
         head = Head(ends, model.spec.hidden_size, self._device, torch_dtype(precision.wire))
-        return _Loaded(precision, tokenizer, head)
+        manifest = Manifest.of(model, self._noting("hashing the model's files"))
+        return _Loaded(precision, tokenizer, head, manifest)
 
     def _noting(self, phase: str) -> Progress:
         return lambda done, total: self._note(phase, (done, total))

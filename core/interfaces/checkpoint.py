@@ -33,12 +33,24 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor as the checkpoint stores it: `nbytes` are the bytes that reading it takes from `file`."""
+    """A tensor as the checkpoint stores it: `nbytes` of `file` from byte `offset` on."""
 
     shape: tuple[int, ...]
     dtype: str
     nbytes: int
     file: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """One of a checkpoint's files: its size in bytes, and in hexadecimal its SHA-256, where it need not be read for it.
+
+    A hub says that of its large files.
+    """
+
+    size: int
+    sha256: str | None = None
 
 
 class Checkpoint(ABC):
@@ -53,10 +65,16 @@ class Checkpoint(ABC):
     tensors: Mapping[str, TensorInfo]
     """By the names that Hugging Face safetensors checkpoints use, whatever the format."""
 
-    @property
+    revision: str | None = None
+    """What pins its files where they come from a hub: the commit."""
+
     @abstractmethod
-    def fingerprint(self) -> str:
-        """Differs whenever the files do: of a local file its size and time of change, of a hub's the commit."""
+    def files(self) -> Mapping[str, FileInfo]:
+        """All that makes it: weights, config, tokenizer, chat template. Weights need not be on this machine."""
+
+    @abstractmethod
+    def path(self, file: str) -> Path | None:
+        """Where one of its files lies on this machine; None where it doesn't."""
 
     @abstractmethod
     def fetch(self, names: Collection[str], progress: Progress | None = None) -> None:

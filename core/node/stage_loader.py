@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 
 from core.errors import CheckpointError, CoreError
-from core.interfaces.checkpoint import Checkpoint, Progress, Source
+from core.interfaces.checkpoint import Progress, Source
 from core.interfaces.dtypes import DType
 from core.plugins import PluginHost
 from core.protocol.messages import Assignment
+from core.runtime.manifest import Proof, Prover, other_file
 from core.runtime.model import Model, Precision
 from core.runtime.stage import Stage
 
@@ -26,18 +27,18 @@ class LoadAborted(CoreError):
 
 @dataclass(frozen=True, slots=True)
 class StageKey:
-    """Two assignments with equal keys are served by the same loaded weights."""
+    """Two assignments with equal keys are served by the same loaded weights, which have proven the same manifest."""
 
-    fingerprint: str
+    manifest: bytes
     quant: str
     compute_dtype: str
     wire_dtype: str
     layers: range
 
     @classmethod
-    def of(cls, assignment: Assignment, checkpoint: Checkpoint) -> StageKey:
+    def of(cls, assignment: Assignment) -> StageKey:
         return cls(
-            f"{assignment.model_id} {checkpoint.fingerprint}",
+            assignment.proof.manifest,
             assignment.quant,
             assignment.compute_dtype,
             assignment.wire_dtype,
@@ -89,19 +90,18 @@ class StageLoader:
         self._aborted = True
 
     def load(self, holdings: Holdings) -> LoadedStage:
-        """What `holdings` has of the very same files is kept, with empty caches; anything else makes room first.
+        """What `holdings` has of the very same model is kept, with empty caches; anything else makes room first.
 
         Raises CoreError: not the coordinator's model, a damaged file, a dtype that the device lacks.
         """
-        asked, started = self._assignment, time.monotonic()
+        asked, started, key = self._assignment, time.monotonic(), StageKey.of(self._assignment)
+        if holdings.key == key and holdings.stage is not None:
+            holdings.stage.caches.clear_all()
+            return LoadedStage(holdings.stage, 0, time.monotonic() - started)
+        holdings.drop()
         with Model.open(Source(asked.model_id, asked.revision, self._cache_dir), self._plugins) as model:
             precision = self._precision()
-            self._refuse_other_model(model, precision)
-            key = StageKey.of(asked, model.checkpoint)
-            if holdings.key == key and holdings.stage is not None:
-                holdings.stage.caches.clear_all()
-                return LoadedStage(holdings.stage, 0, time.monotonic() - started)
-            holdings.drop()
+            self._refuse_other_layers(model, key.layers, precision)
             stage, read_bytes = self._read(model, key.layers, precision)
         self._stop_if_aborted()
         holdings.key, holdings.stage = key, stage
@@ -113,28 +113,38 @@ class StageLoader:
         return Precision(quantizer, DType(asked.compute_dtype), DType(asked.wire_dtype))
 
     def _read(self, model: Model, layers: range, precision: Precision) -> tuple[Stage, int]:
+        proof = self._proof()
         model.fetch_stage(layers, self._progress("download"))
-        return model.load_stage(layers, precision, self._device, self._progress("load"))
+        self._refuse_other_copy(other_file(model, layers, proof, self._progress("verify")))
+        with Prover(model, layers, proof) as prover:
+            loaded = model.load_stage(layers, precision, self._device, self._progress("load"), prover.seen)
+            self._refuse_other_copy(prover.other_layer())
+        return loaded
 
-    def _refuse_other_model(self, model: Model, precision: Precision) -> None:
-        asked = self._assignment
-        theirs, ours = dict(asked.config), dict(model.spec.config)
-        different = sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key))
-        if model.architecture.name != asked.architecture or different:
+    def _proof(self) -> Proof:
+        asked = self._assignment.proof
+        return Proof(asked.manifest, asked.files, asked.rests, asked.layers)
+
+    def _refuse_other_copy(self, difference: str) -> None:
+        if difference:
             raise CheckpointError(
-                f"this machine's copy of {asked.model_id!r} is not the coordinator's model",
-                f"the configs differ in: {', '.join(different) or 'architecture'}",
-                "remove the copy, or give both machines the same revision",
+                f"this machine's copy of {self._assignment.model_id!r} is not the coordinator's model",
+                difference,
+                "download it again, or compare what `core manifest` says on both machines",
             )
-        layers = range(asked.layer_start, asked.layer_end_exclusive)
-        tensors = len(model.layer_tensor_names(layers))
+
+    def _refuse_other_layers(self, model: Model, layers: range, precision: Precision) -> None:
+        asked = self._assignment
+        if model.architecture.name != asked.architecture:
+            self._refuse_other_copy(f"it is {model.architecture.name}, not {asked.architecture}")
+        if layers.stop > model.spec.layers:
+            self._refuse_other_copy(f"it has {model.spec.layers} layers")
         nbytes = sum(model.layer_bytes(layer, precision) for layer in layers)
-        if (tensors, nbytes) != (asked.tensor_count, asked.total_weight_bytes):
+        if nbytes != asked.total_weight_bytes:
             raise CheckpointError(
                 f"this machine makes other layers of {asked.model_id!r} than the coordinator",
-                f"{tensors} tensors of {nbytes} bytes, not {asked.tensor_count} tensors of"
-                f" {asked.total_weight_bytes} bytes",
-                "install the same versions of core and its plugins on both",
+                f"they take {nbytes} bytes, not {asked.total_weight_bytes}",
+                "give both machines the same revision of the model, and the same versions of core and its plugins",
             )
 
     def _stop_if_aborted(self) -> None:

@@ -37,7 +37,7 @@ class Activity:
         self.on_change(self)
 
     def advance(self, phase: str, done: int, total: int) -> None:
-        """Bytes done and in all of the phase `download` or `load`."""
+        """Bytes done and in all of the phase `download`, `verify` or `load`."""
         self.detail, self.progress = phase, (done, total)
         self.on_change(self)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -15,6 +15,7 @@ Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Layer = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+Digest = Annotated[bytes, msgspec.Meta(max_length=32)]
 Secret = Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
 
 
@@ -106,10 +107,24 @@ class Error(Message, frozen=True):
     message: Text
 
 
+class Proof(msgspec.Struct, frozen=True):
+    """What a node has to prove of its copy of the model before it serves: SHA-256 digests (core.runtime.manifest).
+
+    Of `files` they are of whole files, of `rests` of what lies between a file's tensors; `layers` has one per layer
+    of the range. Empty ones aren't known, or proven by others.
+    """
+
+    manifest: Digest
+    files: Annotated[dict[Name, Digest], msgspec.Meta(max_length=4096)]
+    rests: Annotated[dict[Name, Digest], msgspec.Meta(max_length=4096)]
+    layers: Annotated[list[Digest], msgspec.Meta(max_length=4096)]
+
+
 class Assignment(Message, frozen=True):
     """Coordinator to node: load this layer range. `link_token` is what its downstream peer will show it.
 
-    A node that already holds the very same stage keeps its weights and starts the epoch with empty caches.
+    `revision` is the coordinator's own where the model comes from a hub. A node that already holds the very same
+    stage, of a model of the same manifest, keeps its weights and starts the epoch with empty caches.
     """
 
     TYPE: ClassVar = "ASSIGNMENT"
@@ -123,14 +138,17 @@ class Assignment(Message, frozen=True):
     layer_start: Layer
     layer_end_exclusive: Layer
     is_last: bool
-    config: dict[str, Any]
-    tensor_count: Count
     total_weight_bytes: Count
+    proof: Proof
     link_token: Secret
+
+    def __post_init__(self) -> None:
+        if len(self.proof.layers) != self.layer_end_exclusive - self.layer_start:
+            raise ValueError(f"{len(self.proof.layers)} digests of layers")
 
 
 class LoadProgress(Message, frozen=True):
-    """Bytes done and in all of a phase: download or load."""
+    """Bytes done and in all of a phase: download, verify or load."""
 
     TYPE: ClassVar = "LOAD_PROGRESS"
     epoch: Count

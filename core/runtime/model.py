@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -100,11 +100,16 @@ class Model:
         self.checkpoint.fetch([spec.name for spec in self._end_specs()], progress)
 
     def load_stage(
-        self, layers: range, precision: Precision, device: torch.device, progress: Progress | None = None
+        self,
+        layers: range,
+        precision: Precision,
+        device: torch.device,
+        progress: Progress | None = None,
+        seen: Callable[[str], None] | None = None,
     ) -> tuple[Stage, int]:
-        """The stage, and the bytes that were read for it. Its files have been fetched."""
+        """The stage, and the bytes that were read for it. Its files have been fetched. `seen` is told each tensor."""
         specs = [spec for layer in layers for spec in self._layer_specs(layer)]
-        weights = self._weights(specs, precision, device, progress)
+        weights = self._weights(specs, precision, device, progress, seen)
         stack = self.architecture.build_layers(self.spec, layers, weights)
         return Stage(stack, layers, device, precision.residual, nbytes=weights.nbytes), weights.read_bytes
 
@@ -113,14 +118,19 @@ class Model:
         return self.architecture.build_ends(self.spec, weights)
 
     def _weights(
-        self, specs: list[TensorSpec], precision: Precision, device: torch.device, progress: Progress | None
+        self,
+        specs: list[TensorSpec],
+        precision: Precision,
+        device: torch.device,
+        progress: Progress | None,
+        seen: Callable[[str], None] | None = None,
     ) -> StageWeights:
         refused = refuse_dtype(device, precision.compute)
         if refused:
             raise ConfigError(f"--dtype {precision.compute} can't be had", refused)
         return_large_blocks()
         return StageWeights(
-            self.checkpoint, specs, precision.quantizer, torch_dtype(precision.compute), device, progress
+            self.checkpoint, specs, precision.quantizer, torch_dtype(precision.compute), device, progress, seen
         )
 
     def _layer_specs(self, layer: int) -> list[TensorSpec]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import torch
@@ -47,13 +47,16 @@ class StageWeights:
         dtype: torch.dtype,
         device: torch.device,
         progress: Progress | None = None,
+        seen: Callable[[str], None] | None = None,
     ) -> None:
+        """`seen` is told each tensor that was read."""
         self._checkpoint = checkpoint
         self._specs = {spec.name: spec for spec in specs}
         self._quantizer = quantizer
         self.dtype = dtype
         self.device = device
         self._progress = progress
+        self._seen = seen
         self._total = sum(checkpoint.tensors[name].nbytes for name in self._specs)
         self.nbytes = 0
         self.read_bytes = 0
@@ -95,6 +98,8 @@ class StageWeights:
     def _read(self, name: str) -> Tensor:
         tensor = self._checkpoint.read(self._specs[name].name)
         self.read_bytes += self._checkpoint.tensors[name].nbytes
+        if self._seen is not None:
+            self._seen(name)
         if self._progress is not None:
             self._progress(self.read_bytes, self._total)
         return tensor

@@ -170,5 +170,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _etag(path: Path) -> str:
+    """Of large files it is their SHA-256, as on the hub; there and here weights are such files."""
+    if path.suffix in (".safetensors", ".gguf"):
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     state = path.stat()
     return hashlib.sha1(f"{path} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()

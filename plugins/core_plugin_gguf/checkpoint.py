@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 import numpy as np
 
-from core import Checkpoint, CheckpointError, CheckpointFormat, Progress, Source, TensorInfo
+from core import Checkpoint, CheckpointError, CheckpointFormat, FileInfo, Progress, Source, TensorInfo
 from core.hub import Repository
 from core_plugin_gguf.config import (
     PERMUTED,
@@ -47,18 +48,19 @@ class GgufFormat(CheckpointFormat):
 
     def open(self, source: Source) -> Checkpoint:
         if source.path is not None:
-            return GgufCheckpoint(LocalFile(source.path))
+            return GgufCheckpoint(LocalFile(source.path), None)
         on_hub = HUB_FILE.fullmatch(source.model)
         if on_hub is None:
             raise CheckpointError(f"there is no {source.model}", hint="check the path")
         repository = Repository(on_hub["repo"], on_hub["file"], source.revision, source.cache_dir)
-        return GgufCheckpoint(HubFile(repository, on_hub["file"]))
+        return GgufCheckpoint(HubFile(repository, on_hub["file"]), repository.commit)
 
 
 class GgufCheckpoint(Checkpoint):
     """One file, or several that a large model is split into: then the first one has the config and the tokenizer."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File, revision: str | None) -> None:
+        self.revision = revision
         first, *more = parts_of(file)
         header = read_head(first)
         metadata = Metadata(header.metadata, first.name)
@@ -79,12 +81,15 @@ class GgufCheckpoint(Checkpoint):
         self.generation_config = read_generation_config(metadata)
         self._stored = {hub_name(name): at for name, at in stored.items() if name != ROPE_FACTORS}
         self.tensors = {
-            name: TensorInfo(at.shape, at.type.name, at.nbytes, part.name) for name, (part, at) in self._stored.items()
+            name: TensorInfo(at.shape, at.type.name, at.nbytes, part.name, at.start)
+            for name, (part, at) in self._stored.items()
         }
 
-    @property
-    def fingerprint(self) -> str:
-        return " ".join(part.identity() for part in self._parts)
+    def files(self) -> Mapping[str, FileInfo]:
+        return {part.name: FileInfo(part.size(), part.sha256()) for part in self._parts}
+
+    def path(self, file: str) -> Path | None:
+        return next((part.cached() for part in self._parts if part.name == file), None)
 
     def fetch(self, names: Collection[str], progress: Progress | None = None) -> None:
         needed = {part.name: part for part, _ in map(self._find, names)}

@@ -29,8 +29,11 @@ class File(Protocol):
 
     def size(self) -> int: ...
 
-    def identity(self) -> str:
-        """Differs whenever its content does."""
+    def sha256(self) -> str | None:
+        """In hexadecimal, where it need not be read for it."""
+
+    def cached(self) -> Path | None:
+        """The whole file, where it is on this machine."""
 
     def peek(self, start: int, nbytes: int) -> bytes:
         """Some of its bytes, fewer where it ends before; doesn't bring it here."""
@@ -50,9 +53,11 @@ class LocalFile:
     def size(self) -> int:
         return self._path.stat().st_size
 
-    def identity(self) -> str:
-        status = self._path.stat()
-        return f"{self.name}:{status.st_size}:{status.st_mtime_ns}"
+    def sha256(self) -> str | None:
+        return None
+
+    def cached(self) -> Path | None:
+        return self._path
 
     def peek(self, start: int, nbytes: int) -> bytes:
         try:

@@ -18,8 +18,11 @@ class HubFile:
     def size(self) -> int:
         return self._repository.size(self.name)
 
-    def identity(self) -> str:
-        return self._repository.identity(self.name)
+    def sha256(self) -> str | None:
+        return self._repository.sha256(self.name)
+
+    def cached(self) -> Path | None:
+        return self._repository.cached(self.name)
 
     def peek(self, start: int, nbytes: int) -> bytes:
         return self._repository.peek(self.name, start, nbytes)

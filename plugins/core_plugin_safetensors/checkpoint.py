@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from core import Checkpoint, CheckpointError, CheckpointFormat, Progress, Source, TensorInfo
+from core import Checkpoint, CheckpointError, CheckpointFormat, FileInfo, Progress, Source, TensorInfo
 from core_plugin_safetensors.files import Directory, Files
-from core_plugin_safetensors.header import StoredTensor, damaged, read_header, read_json
+from core_plugin_safetensors.header import damaged, read_json, read_local_header
 from core_plugin_safetensors.hub import HubFiles
 
 if TYPE_CHECKING:
@@ -24,8 +24,30 @@ SINGLE = "model.safetensors"
 
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
 
-HEADERS_AT_ONCE = 8
-"""Big models have dozens of files, and asking a hub for one header takes a fraction of a second."""
+BESIDE_WEIGHTS = frozenset(
+    {
+        CONFIG,
+        GENERATION_CONFIG,
+        INDEX,
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+        "vocab.txt",
+        "merges.txt",
+        "tokenizer.model",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+        "tekken.json",
+        "chat_template.jinja",
+        "chat_template.json",
+    }
+)
+"""What else a checkpoint may be made of, by the names that transformers looks for."""
+
+ASKED_AT_ONCE = 8
+"""Big models have dozens of files, and asking a hub about one takes a fraction of a second."""
 
 REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.gguf)")
 
@@ -50,7 +72,8 @@ class SafetensorsCheckpoint(Checkpoint):
     def __init__(self, files: Files, trust_remote_code: bool) -> None:
         self._files = files
         self._trust_remote_code = trust_remote_code
-        self._layouts: dict[str, Mapping[str, StoredTensor]] = {}
+        self._layouts: dict[str, Mapping[str, TensorInfo]] = {}
+        self.revision = files.commit
         if not files.has(CONFIG):
             raise files.missing(CONFIG)
         self.config = read_json(files.path(CONFIG))
@@ -66,9 +89,16 @@ class SafetensorsCheckpoint(Checkpoint):
         else:
             raise _no_weights(files)
 
-    @property
-    def fingerprint(self) -> str:
-        return " ".join(map(self._files.identity, [CONFIG, *sorted(set(self._file_of.values()))]))
+    def files(self) -> Mapping[str, FileInfo]:
+        beside = [name for name in self._files.names() if name in BESIDE_WEIGHTS]
+        for name in beside:
+            self._files.path(name)
+        names = sorted({*beside, *self._file_of.values()})
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            return dict(zip(names, pool.map(self._files.info, names), strict=True))
+
+    def path(self, file: str) -> Path | None:
+        return self._files.cached(file)
 
     def fetch(self, names: Collection[str], progress: Progress | None = None) -> None:
         self._files.fetch(sorted({self._file(name) for name in names}), progress)
@@ -79,7 +109,7 @@ class SafetensorsCheckpoint(Checkpoint):
         file = self._file(name)
         path = self._files.path(file)
         if file not in self._layouts:
-            self._layouts[file] = read_header(path)
+            self._layouts[file] = read_local_header(path)
         stored = self._layouts[file].get(name)
         if stored is None:
             raise damaged(file, f"{name} is not in it any more")
@@ -105,7 +135,7 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def _indexed_tensors(self) -> dict[str, TensorInfo]:
         files = sorted(set(self._file_of.values()))
-        with ThreadPoolExecutor(HEADERS_AT_ONCE) as pool:
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
             headers = dict(zip(files, pool.map(self._files.header, files), strict=True))
         tensors = {}
         for name, file in self._file_of.items():

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from core import CheckpointError, Progress, TensorInfo
-from core_plugin_safetensors.header import read_header
+from core import CheckpointError, FileInfo, Progress, TensorInfo
+from core_plugin_safetensors.header import read_local_header
 
 
 class Files(Protocol):
@@ -16,19 +16,28 @@ class Files(Protocol):
     def __str__(self) -> str:
         """What to call it in errors."""
 
+    @property
+    def commit(self) -> str | None:
+        """What pins the files, where anything does."""
+
+    def names(self) -> list[str]:
+        """All that are there."""
+
     def has(self, name: str) -> bool: ...
+
+    def info(self, name: str) -> FileInfo: ...
 
     def path(self, name: str) -> Path:
         """The file on this machine, brought here where it wasn't."""
+
+    def cached(self, name: str) -> Path | None:
+        """The file, where it is on this machine."""
 
     def header(self, name: str) -> Mapping[str, TensorInfo] | None:
         """The tensors of a safetensors file, without its weights; None where it can't be looked into now."""
 
     def fetch(self, names: Collection[str], progress: Progress | None) -> None:
         """Brings the files here."""
-
-    def identity(self, name: str) -> str:
-        """Differs whenever the file's content does."""
 
     def missing(self, name: str) -> CheckpointError:
         """The error that says that there is no such file."""
@@ -40,29 +49,36 @@ class Files(Protocol):
 class Directory:
     """A local directory: everything is here already."""
 
+    commit = None
+
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def __str__(self) -> str:
         return str(self._path)
 
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self._path.iterdir() if path.is_file())
+
     def has(self, name: str) -> bool:
         return self.path(name).is_file()
+
+    def info(self, name: str) -> FileInfo:
+        return FileInfo(self.path(name).stat().st_size)
 
     def path(self, name: str) -> Path:
         return self._path / name
 
+    def cached(self, name: str) -> Path | None:
+        return self.path(name) if self.has(name) else None
+
     def header(self, name: str) -> Mapping[str, TensorInfo]:
         if not self.has(name):
             raise self.missing(name)
-        return read_header(self.path(name))
+        return read_local_header(self.path(name))
 
     def fetch(self, names: Collection[str], progress: Progress | None) -> None:
         """Nothing to do."""
-
-    def identity(self, name: str) -> str:
-        status = self.path(name).stat()
-        return f"{name}:{status.st_size}:{status.st_mtime_ns}"
 
     def missing(self, name: str) -> CheckpointError:
         return CheckpointError(f"{self} has no {name}", hint="download it, or give another directory")

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from core import CheckpointError
-from core_plugin_safetensors.header import StoredTensor, damaged
+from core import CheckpointError, TensorInfo
+from core_plugin_safetensors.header import damaged
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def read_tensor(path: Path, name: str, stored: StoredTensor) -> Tensor:
+def read_tensor(path: Path, name: str, stored: TensorInfo) -> Tensor:
     """A tensor of its own memory, into which it is read: a mapped file's pages would count beside it."""
     dtype = DTYPES.get(stored.dtype)
     if dtype is None:
@@ -25,7 +25,7 @@ def read_tensor(path: Path, name: str, stored: StoredTensor) -> Tensor:
     tensor = torch.empty(stored.shape, dtype=dtype)
     try:
         with path.open("rb") as file:
-            file.seek(stored.start)
+            file.seek(stored.offset)
             done = file.readinto(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
     except OSError as error:
         raise CheckpointError(f"{path} can't be read", str(error)) from error

@@ -29,6 +29,14 @@ def truncate(model: Path) -> None:
     os.truncate(model / WEIGHTS, (model / WEIGHTS).stat().st_size - 1)
 
 
+def flip_a_bit(model: Path) -> None:
+    """Of a tensor of layer 3."""
+    content = (model / WEIGHTS).read_bytes()
+    stored = load_file(model / WEIGHTS)["model.layers.3.mlp.up_proj.weight"].numpy().tobytes()
+    assert content.count(stored) == 1
+    (model / WEIGHTS).write_bytes(content.replace(stored, bytes([stored[0] ^ 1]) + stored[1:]))
+
+
 def change_config(model: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.5}))
@@ -56,15 +64,17 @@ async def test_a_node_that_computes_nan_fails_the_proof_and_is_named(tmp_path: P
 
 
 async def test_a_node_that_cannot_load_says_why_and_another_takes_its_layers(tmp_path: Path) -> None:
-    for machine in ("good", "cut short", "changed"):
+    for machine in ("good", "cut short", "changed", "flipped"):
         tiny_checkpoint(tmp_path / machine / NAME, layers=4)
     truncate(tmp_path / "cut short" / NAME)
     change_config(tmp_path / "changed" / NAME)
+    flip_a_bit(tmp_path / "flipped" / NAME)
     with trio.fail_after(SECONDS):
         async with open_cluster(NAME, cwd=tmp_path / "good") as cluster:
             for name, words in (
                 ("cut short", (WEIGHTS, "damaged")),
-                ("changed", ("not the coordinator's model", "rms_norm_eps")),
+                ("changed", ("not the coordinator's model", "config.json")),
+                ("flipped", ("not the coordinator's model", f"layer 3, in {WEIGHTS}, has other bytes")),
             ):
                 await cluster.start_node(name, cwd=tmp_path / name)
                 await check_refuses_until(cluster, f"node {name!r} could not load layers [0, 4)", *words)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 import pytest
 import torch
 import trio
@@ -17,7 +20,8 @@ from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
 from core.node.stage_loader import Holdings, LoadAborted, StageLoader
 from core.plugins import PluginHost
-from core.protocol.messages import Assignment, Release
+from core.protocol.messages import Assignment, Proof, Release
+from core.runtime.manifest import Manifest
 from core.runtime.model import Model, Precision
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.cluster_in_memory import memory_cluster
@@ -31,10 +35,31 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("tiny"), layers=4)
 
 
+def flip(model: Path, name: str) -> None:
+    """Changes one bit of a tensor's first byte."""
+    with Model.open(Source(str(model)), PluginHost.installed()) as opened:
+        info = opened.checkpoint.tensors[name]
+    with (model / info.file).open("r+b") as file:
+        file.seek(info.offset)
+        byte = file.read(1)[0]
+        file.seek(info.offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def edit(file: Path) -> None:
+    file.write_text(f"{file.read_text()} ")
+
+
+def rename_in_header(model: Path) -> None:
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes().replace(b'"format":"pt"', b'"format":"tf"', 1))
+
+
 def assignment(path: Path, **changes: Any) -> Assignment:
     plugins = PluginHost.installed()
     precision = Precision(plugins.quantizers.get("fp16"), DType.FP32, DType.FP32)
     with Model.open(Source(str(path)), plugins) as model:
+        proof = Manifest.of(model).proof(LAYERS)
         fields = {
             "epoch": 1,
             "model_id": str(path),
@@ -46,9 +71,8 @@ def assignment(path: Path, **changes: Any) -> Assignment:
             "layer_start": LAYERS.start,
             "layer_end_exclusive": LAYERS.stop,
             "is_last": False,
-            "config": dict(model.spec.config),
-            "tensor_count": len(model.layer_tensor_names(LAYERS)),
             "total_weight_bytes": sum(model.layer_bytes(layer, precision) for layer in LAYERS),
+            "proof": Proof(proof.manifest, dict(proof.files), dict(proof.rests), list(proof.layers)),
             "link_token": bytes(16),
         }
     return Assignment(**{**fields, **changes})
@@ -83,16 +107,66 @@ def test_a_load_called_off_after_its_last_tensor_is_not_kept(model: Path, monkey
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"tensor_count": 7}, "7 tensors"),
-        ({"total_weight_bytes": 1}, "1 bytes"),
-        ({"config": {"model_type": "llama"}}, "configs differ in: .*hidden_size"),
-        ({"architecture": "other"}, "architecture"),
+        ({"total_weight_bytes": 1}, "bytes, not 1"),
+        ({"architecture": "other"}, "it is llama, not other"),
+        ({"layer_start": 3, "layer_end_exclusive": 5}, "it has 4 layers"),
     ],
     ids=str,
 )
 def test_another_model_than_the_coordinators_is_refused(model: Path, changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(CheckpointError, match=complaint):
         loader(assignment(model, **changes)).load(Holdings())
+
+
+def test_weights_are_kept_for_the_same_manifest_alone(model: Path) -> None:
+    holdings, asked = Holdings(), assignment(model)
+    first = loader(asked).load(holdings)
+    kept = loader(asked).load(holdings)
+    assert (kept.stage, kept.read_bytes) == (first.stage, 0)
+    other = msgspec.structs.replace(asked.proof, manifest=bytes(32))
+    again = loader(assignment(model, proof=other)).load(holdings)
+    assert again.stage is not first.stage
+    assert again.read_bytes == first.read_bytes > 0
+
+
+def test_what_the_node_does_not_have_of_the_model_it_need_not_prove(model: Path, tmp_path: Path) -> None:
+    asked = assignment(model)
+    copy = tmp_path / "copy"
+    shutil.copytree(model, copy)
+    (copy / "tokenizer.json").unlink()
+    assert loader(msgspec.structs.replace(asked, model_id=str(copy))).load(Holdings()).read_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda copy: flip(copy, "model.layers.2.mlp.down_proj.weight"), r"layer 2, in model\.safetensors, has other"),
+        (lambda copy: edit(copy / "tokenizer.json"), r"tokenizer\.json has other bytes"),
+        (lambda copy: edit(copy / "config.json"), r"config\.json has other bytes"),
+        (lambda copy: edit(copy / "chat_template.jinja"), r"chat_template\.jinja has other bytes"),
+        (rename_in_header, r"model\.safetensors says other things"),
+    ],
+    ids=["a tensor", "tokenizer", "config", "chat template", "header"],
+)
+def test_a_copy_that_differs_is_refused_and_the_file_is_named(
+    model: Path, tmp_path: Path, damage: Callable[[Path], None], complaint: str
+) -> None:
+    asked = assignment(model)
+    copy, holdings = tmp_path / "copy", Holdings()
+    shutil.copytree(model, copy)
+    damage(copy)
+    with pytest.raises(CheckpointError, match=complaint) as refusal:
+        loader(msgspec.structs.replace(asked, model_id=str(copy))).load(holdings)
+    assert "is not the coordinator's model" in refusal.value.title
+    assert holdings.stage is None
+
+
+def test_a_difference_in_layers_that_it_does_not_hold_is_not_the_nodes_to_find(model: Path, tmp_path: Path) -> None:
+    asked = assignment(model)
+    copy = tmp_path / "copy"
+    shutil.copytree(model, copy)
+    flip(copy, "model.layers.3.mlp.down_proj.weight")
+    assert loader(msgspec.structs.replace(asked, model_id=str(copy))).load(Holdings()).read_bytes > 0
 
 
 async def test_a_node_that_is_released_while_it_loads_keeps_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -15,6 +16,9 @@ from core_plugin_safetensors.checkpoint import SafetensorsFormat
 from huggingface_hub import constants
 
 from core import Checkpoint, CheckpointError, CheckpointFormat, Source
+from core.plugins import PluginHost
+from core.runtime.manifest import Manifest, other_file
+from core.runtime.model import Model
 from core.testing.checkpoints import tiny_checkpoint, write_gguf
 from core.testing.hub import LoopbackHub, loopback_hub
 
@@ -93,6 +97,72 @@ def test_only_the_files_that_hold_the_names_are_downloaded(
     assert hub.served[files[0]] == looked[files[0]]
     assert hub.served[files[1]] == looked[files[1]]
     assert hub.served[files[2]] == looked[files[2]] + (tmp_path / "hub" / files[2]).stat().st_size
+
+
+@pytest.mark.parametrize(("model", "weights"), [("org/sharded", SHARDS), (FILE, [FILE]), (PARTS[0], PARTS)])
+def test_the_sha256_of_weights_is_known_before_they_are_downloaded_and_after(
+    hub: LoopbackHub, tmp_path: Path, model: str, weights: list[str]
+) -> None:
+    checkpoint = opened(model, tmp_path)
+    served = dict(hub.served)
+    asked = checkpoint.files()
+    names = [weight.removeprefix("org/sharded/").removeprefix("org/quantized/") for weight in weights]
+    names = [name.removeprefix("org/split/") for name in names]
+    for weight, name in zip(weights, names, strict=True):
+        assert asked[name].sha256 == hashlib.sha256((tmp_path / "hub" / weight).read_bytes()).hexdigest()
+        assert checkpoint.path(name) is None
+        assert hub.served[weight] == served[weight]
+    checkpoint.fetch(checkpoint.tensors)
+    assert checkpoint.files() == asked
+    assert all(checkpoint.path(name) for name in names)
+
+
+def test_a_checkpoint_of_safetensors_is_its_weights_config_and_tokenizer(hub: LoopbackHub, tmp_path: Path) -> None:
+    (tmp_path / "hub/org/sharded/README.md").write_text("read me")
+    checkpoint = opened("org/sharded", tmp_path)
+    files = checkpoint.files()
+    assert files.keys() == local("org/sharded", tmp_path).files().keys()
+    assert {"tokenizer.json", "chat_template.jinja", "model.safetensors.index.json"} < files.keys()
+    for name, info in files.items():
+        if not name.endswith(".safetensors"):
+            path = checkpoint.path(name)
+            assert path is not None, "what is small is brought here"
+            assert path.stat().st_size == info.size
+
+
+def test_offline_it_says_what_it_has(hub: LoopbackHub, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    online = opened("org/single", tmp_path)
+    online.fetch(online.tensors)
+    files = online.files()
+    request.getfixturevalue("cut_off")
+    assert opened("org/single", tmp_path).files() == files
+
+
+def test_the_revision_is_the_commit_that_was_opened(hub: LoopbackHub, tmp_path: Path) -> None:
+    for model in ("org/single", FILE):
+        checkpoint = opened(model, tmp_path)
+        assert checkpoint.revision in hub.commits
+        assert opened(model, tmp_path, checkpoint.revision).revision == checkpoint.revision
+        assert local(model, tmp_path).revision is None
+
+
+@pytest.mark.parametrize("model", ["org/sharded", FILE])
+def test_a_node_hashes_what_it_downloaded_against_what_the_hub_says(
+    hub: LoopbackHub, tmp_path: Path, model: str
+) -> None:
+    layers, plugins = range(4, 6), PluginHost.installed()
+    with Model.open(Source(model, cache_dir=tmp_path / "coordinator's"), plugins) as opened:
+        proof = Manifest.of(opened).proof(layers)
+    assert not list((tmp_path / "coordinator's").rglob("*.safetensors")), "the coordinator needs no weights for it"
+    with Model.open(Source(model, cache_dir=tmp_path / "node's"), plugins) as opened:
+        opened.fetch_stage(layers)
+        assert other_file(opened, layers, proof) == ""
+        file = opened.checkpoint.tensors["model.layers.5.mlp.up_proj.weight"].file
+        path = opened.checkpoint.path(file)
+        assert path is not None
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        assert other_file(opened, layers, proof) == f"{file} has other bytes"
 
 
 def test_what_is_cached_is_not_downloaded_again(hub: LoopbackHub, tmp_path: Path) -> None:
@@ -196,7 +266,7 @@ def test_pickled_weights(hub: LoopbackHub, tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"short", b"\xff" * 200])
 def test_damaged_header(hub: LoopbackHub, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "hub/org/single/model.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors of org/single is damaged"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
         opened("org/single", tmp_path)
 
 

@@ -43,6 +43,7 @@ from core.protocol.messages import (
     PeerLost,
     Ping,
     Pong,
+    Proof,
     Release,
     RunDecode,
     RunPrefill,
@@ -51,7 +52,7 @@ from core.protocol.messages import (
 )
 
 TOKEN = bytes(range(16))
-CONFIG = {"model_type": "llama", "rope": {"theta": 1e4, "factors": [1.0, 2.0]}, "bias": None, "tied": True}
+PROOF = Proof(bytes(32), {"config.json": bytes(range(32)), "unknown": b""}, {}, [bytes(32)] * 4 + [b""])
 EXAMPLES: list[Message] = [
     Hello(
         protocol=PROTOCOL_VERSION,
@@ -82,9 +83,8 @@ EXAMPLES: list[Message] = [
         layer_start=4,
         layer_end_exclusive=9,
         is_last=False,
-        config=CONFIG,
-        tensor_count=45,
         total_weight_bytes=2**40,
+        proof=PROOF,
         link_token=TOKEN,
     ),
     LoadProgress(3, "download", 10, 20),
@@ -189,7 +189,9 @@ def test_a_link_takes_tensor_after_tensor() -> None:
 def test_what_is_too_large_for_a_frame_is_not_sent() -> None:
     with pytest.raises(ProtocolError, match="too large to send"):
         assignment = next(message for message in EXAMPLES if isinstance(message, Assignment))
-        frames_of(msgspec.structs.replace(assignment, config={"x": "y" * MAX_FRAME_BYTES}))
+        files = {f"{number:0250}": bytes(32) for number in range(MAX_FRAME_BYTES // 256)}
+        proof = msgspec.structs.replace(assignment.proof, files=files)
+        frames_of(msgspec.structs.replace(assignment, proof=proof))
 
 
 NO_MESSAGE: dict[str, bytes] = {
@@ -245,7 +247,7 @@ def test_every_required_field_is_required(message: Message) -> None:
 def test_no_field_takes_a_value_of_another_kind(message: Message, wrong: Any) -> None:
     payload = msgpack.unpackb(frames_of(message)[0])["payload"]
     for name in payload:
-        if (name, type(wrong)) in {("config", dict), ("protocol", int), ("seconds", int)}:
+        if (name, type(wrong)) in {("protocol", int), ("seconds", int)}:
             continue
         with pytest.raises(ProtocolError):
             Decoder().feed(frame(message.TYPE, {**payload, name: wrong}))
@@ -266,6 +268,13 @@ def test_no_field_takes_a_value_of_another_kind(message: Message, wrong: Any) ->
 def test_numbers_and_lengths_have_limits(payload: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError, match="CLEAR_CACHE"):
         Decoder().feed(frame("CLEAR_CACHE", payload))
+
+
+def test_an_assignment_has_a_digest_for_each_layer() -> None:
+    assignment = next(message for message in EXAMPLES if isinstance(message, Assignment))
+    payload = msgpack.unpackb(frames_of(assignment)[0])["payload"]
+    with pytest.raises(ProtocolError, match="5 digests of layers"):
+        Decoder().feed(frame("ASSIGNMENT", {**payload, "layer_start": 3}))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from core.protocol.messages import (
     Hello,
     HiddenState,
     NodeState,
+    Proof,
     RunDecode,
     RunPrefill,
     Segment,
@@ -30,10 +31,11 @@ LONGEST_LIFE = 40
 MEMORY = 16 * 2**20
 BAD_VALUES = [None, True, -1, 2**63, 2**64 - 1, 1e308, float("nan"), "", "x" * 300, b"", b"\x00" * 17, [], [[]], {}]
 TOKEN = bytes(16)
+PROOF = Proof(bytes(32), {"config.json": bytes(32)}, {"model.gguf": bytes(32)}, [bytes(32), b""] * 2)
 HIDDEN = Tensor("fp32", 2, 8, bytes(range(64)))
 MESSAGES = [
     Hello(protocol=1, node_id="a", peer_hosts=["h"], plugins={"llama": "1"}),
-    Assignment(1, "m", None, "llama", "fp16", "fp16", "fp32", 0, 4, True, {"a": [1, {"b": 2}]}, 9, 10, TOKEN),
+    Assignment(1, "m", None, "llama", "fp16", "fp16", "fp32", 0, 4, True, 10, PROOF, TOKEN),
     NodeState(1, 2, 3, 4),
     ClearCache(1, [1, 2, 3]),
     RunPrefill(1, [Segment(1, 0, 2, 1)], HIDDEN, []),
