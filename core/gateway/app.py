@@ -10,6 +10,7 @@ from core.gateway import routes
 from core.gateway.access import Access
 from core.gateway.bridge import Bridge
 from core.gateway.errors import answer_error
+from core.gateway.openapi import document
 from core.gateway.settings import ApiSettings
 from core.interfaces.engine import Engine
 
@@ -24,6 +25,7 @@ ROUTES = (
     routes.detokenize,
     routes.health,
     routes.cluster,
+    routes.openapi,
 )
 
 
@@ -41,6 +43,7 @@ def create_app(engine: Engine, bridge: Bridge, settings: ApiSettings) -> Litesta
         pdb_on_exception=False,
     )
     app.state.gateway = routes.Gateway(engine, bridge, engine.served_model, engine.created)
+    app.state.openapi = document(ROUTES, keys_needed=bool(settings.keys))
     return app
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
+from msgspec import Struct
 
 from core.errors import CoreError, NotReady, Overloaded, RequestError, RouteError
 
@@ -30,6 +31,19 @@ class Unauthorized(CoreError):
     """A request without a key that opens the API."""
 
 
+class ErrorDetail(Struct):
+    """`param` is the field that is wrong, `code` what is wrong with it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Struct):
+    error: ErrorDetail
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An HTTP status, and what the API says with it."""
@@ -41,9 +55,8 @@ class Failure:
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def body(self) -> dict[str, Any]:
-        detail = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return {"error": detail}
+    def body(self) -> ErrorBody:
+        return ErrorBody(ErrorDetail(self.message, self.type, self.param, self.code))
 
 
 def explain(error: BaseException) -> Failure:
@@ -74,12 +87,12 @@ def explain(error: BaseException) -> Failure:
             return Failure(500, "The server had an error while processing the request.", type="server_error")
 
 
-def answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+def answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[ErrorBody]:
     """Litestar's exception handler for everything that fails before an answer started."""
     failure = explain(error)
     content = failure.body()
     if isinstance(error, HTTPException):
-        content["error"]["message"] = f"{request.method} {request.scope['path']}: {failure.message}"
+        content.error.message = f"{request.method} {request.scope['path']}: {failure.message}"
     return Response(content, status_code=failure.status, headers=dict(failure.headers))
 
 

@@ -17,8 +17,9 @@ from core.gateway.answers.completions import CompletionWording
 from core.gateway.answers.wording import Wording
 from core.gateway.bridge import Bridge
 from core.gateway.errors import MODEL_NOT_FOUND, RETRY_AFTER
-from core.gateway.schemas.chat import ChatBody
-from core.gateway.schemas.completions import CompletionBody
+from core.gateway.openapi import DOCUMENTED, Documentation
+from core.gateway.schemas.chat import ChatBody, ChatChunk, ChatCompletion
+from core.gateway.schemas.completions import Completion, CompletionBody
 from core.gateway.schemas.decoding import Fields, decode
 from core.gateway.schemas.models import Health, Model, Models, Waiting
 from core.gateway.schemas.tokens import DetokenizeBody, Detokenized, TokenizeBody, Tokenized
@@ -78,28 +79,32 @@ async def read(request: AnyRequest, kind: type[F]) -> F:
     return decode(body, kind)
 
 
-@get("/v1/models")
+@get("/v1/models", opt={DOCUMENTED: Documentation(Models)})
 async def models(request: AnyRequest) -> Models:
+    """Lists the one model."""
     return Models(data=[await gateway_of(request).described()])
 
 
-@get("/v1/models/{name:path}")
+@get("/v1/models/{name:path}", opt={DOCUMENTED: Documentation(Model)})
 async def model(request: AnyRequest) -> Model:
+    """Describes the model; slashes in its name may stand as they are."""
     gateway = gateway_of(request)
     gateway.check(request.path_params["name"].removeprefix("/"))
     return await gateway.described()
 
 
-@post("/v1/chat/completions", status_code=200)
+@post("/v1/chat/completions", status_code=200, opt={DOCUMENTED: Documentation(ChatCompletion, ChatBody, ChatChunk)})
 async def chat_completions(request: AnyRequest) -> ASGIApp:
+    """Continues a conversation."""
     gateway, body = gateway_of(request), await read(request, ChatBody)
     gateway.check(body.model)
     requests = body.generations(request.auth)
     return gateway.answer(requests, ChatWording(gateway.model, body, len(requests)), body.stream)
 
 
-@post("/v1/completions", status_code=200)
+@post("/v1/completions", status_code=200, opt={DOCUMENTED: Documentation(Completion, CompletionBody, Completion)})
 async def completions(request: AnyRequest) -> ASGIApp:
+    """Continues texts."""
     gateway, body = gateway_of(request), await read(request, CompletionBody)
     gateway.check(body.model)
     requests = body.generations(request.auth)
@@ -111,24 +116,26 @@ async def _text(gateway: Gateway, prompt: str | tuple[int, ...]) -> str:
     return prompt if isinstance(prompt, str) else await gateway.bridge.call(gateway.engine.detokenize, prompt)
 
 
-@post("/tokenize", status_code=200)
+@post("/tokenize", status_code=200, opt={DOCUMENTED: Documentation(Tokenized, TokenizeBody)})
 async def tokenize(request: AnyRequest) -> Tokenized:
+    """Tells the tokens of a prompt."""
     gateway, body = gateway_of(request), await read(request, TokenizeBody)
     gateway.check(body.model)
     tokens: tuple[int, ...] = await gateway.bridge.call(gateway.engine.tokenize, body.text())
     return Tokenized(len(tokens), (await gateway.card()).context_length, tokens)
 
 
-@post("/detokenize", status_code=200)
+@post("/detokenize", status_code=200, opt={DOCUMENTED: Documentation(Detokenized, DetokenizeBody)})
 async def detokenize(request: AnyRequest) -> Detokenized:
+    """Tells the text of tokens, special ones included."""
     gateway, body = gateway_of(request), await read(request, DetokenizeBody)
     gateway.check(body.model)
     return Detokenized(await gateway.bridge.call(gateway.engine.detokenize, body.tokens))
 
 
-@get("/health", opt={OPEN: True})
+@get("/health", opt={OPEN: True, DOCUMENTED: Documentation(Health, others={503: Waiting})})
 async def health(request: AnyRequest) -> Response[Health | Waiting]:
-    """200 where a request would be served, else 503 with what the cluster waits for."""
+    """Says whether a request would be served, and else what the cluster waits for."""
     status = await gateway_of(request).status()
     if status.state == "ready":
         return Response(Health())
@@ -136,6 +143,13 @@ async def health(request: AnyRequest) -> Response[Health | Waiting]:
     return Response(waiting, status_code=503, headers=RETRY_AFTER)
 
 
-@get("/v1/cluster")
+@get("/v1/cluster", opt={DOCUMENTED: Documentation(ClusterStatus)})
 async def cluster(request: AnyRequest) -> ClusterStatus:
+    """Describes the cluster: its nodes, who holds which layers, and who is left out."""
     return await gateway_of(request).status()
+
+
+@get("/openapi.json", opt={DOCUMENTED: Documentation(dict[str, Any])})
+async def openapi(request: AnyRequest) -> Response[bytes]:
+    """Describes this API."""
+    return Response(request.app.state.openapi, media_type="application/json")

@@ -18,7 +18,7 @@ from core.interfaces.engine import Generation
 DONE = b"data: [DONE]\n\n"
 
 
-def event(data: Struct | dict[str, object]) -> bytes:
+def event(data: Struct) -> bytes:
     """One server-sent event (html.spec.whatwg.org); JSON has no line breaks of its own."""
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
