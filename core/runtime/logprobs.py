@@ -38,7 +38,7 @@ def score(logits: Tensor, tokens: Sequence[int], most: int) -> list[Scored]:
 
 
 def score_rows(hidden: Tensor, tokens: Sequence[int], most: int, logits_of: Callable[[Tensor], Tensor]) -> list[Scored]:
-    """The same from hidden states [len(tokens), hidden_size]: never more than a few rows' logits are there at once.
+    """The same from hidden states [n, hidden_size], n >= len(tokens), with few rows' logits there at once.
 
     For a prompt's rows, `tokens` are what follows each: all but its first. The last row predicts no token of it.
     """

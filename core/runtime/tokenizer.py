@@ -33,9 +33,7 @@ class Tokenizer:
         self._inner = inner
         own = () if inner.eos_token_id is None else (inner.eos_token_id,)
         self.eos_ids: frozenset[int] = frozenset((*eos_token_ids, *own))
-        added = inner.added_tokens_decoder
-        self._added = frozenset(added)
-        self._special = frozenset(i for i, token in added.items() if token.special)
+        self._special = frozenset(i for i, token in inner.added_tokens_decoder.items() if token.special)
         self.vocab_size: int = max(inner.get_vocab().values()) + 1
         """The tokens that have a name; a model may have more logits, which pad its vocabulary."""
         self._fallback_bytes = _fallback_bytes(inner)
@@ -121,13 +119,14 @@ class Tokenizer:
         token = self._inner.convert_ids_to_tokens(token_id)
         if token is None:
             return b""
-        if token_id in self._added:
-            return str(token).encode()
         if token_id in self._fallback_bytes:
             return bytes.fromhex(token[3:5])
         if not self._is_byte_level:
             return str(token).replace(_SPACE, " ").encode()
-        return b"".join(_BYTE_OF_UNIT.get(unit) or unit.encode() for unit in token)
+        try:
+            return bytes(_BYTE_OF_UNIT[unit] for unit in token)
+        except KeyError:  # An added token, whose name is its text.
+            return str(token).encode()
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token is markup between texts: none of a text's characters are made of it."""
@@ -261,11 +260,11 @@ def _in_known_role(message: Mapping[str, Any], template: str) -> dict[str, Any]:
     return dict(message)
 
 
-def _byte_of_unit() -> dict[str, bytes]:
+def _byte_of_unit() -> dict[str, int]:
     """GPT-2's alphabet: printable bytes stand for themselves, the others for U+0100 on, in order."""
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = count(0x100)
-    return {chr(byte if byte in printable else next(others)): bytes([byte]) for byte in range(256)}
+    return {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
 
 
 _BYTE_OF_UNIT = _byte_of_unit()

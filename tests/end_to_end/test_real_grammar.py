@@ -59,9 +59,11 @@ def require_weather(text: str) -> None:
     assert value["limit"] is None or 0 <= value["limit"] <= 99
 
 
-def test_every_byte_of_a_text_is_found_in_its_tokens(tokenizer: Tokenizer) -> None:
+def test_the_bytes_of_tokens_are_those_of_their_text(tokenizer: Tokenizer) -> None:
     text = 'Ünïcode 日本語 👩‍👩‍👧‍👦 {"a":\t[1, 2]}\r\n'
     assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))) == text.encode()
+    for token in range(tokenizer.vocab_size):
+        assert tokenizer.token_bytes(token).decode(errors="replace") == tokenizer.decode_whole([token])
 
 
 def test_noise_makes_json_that_fits_the_schema(tokenizer: Tokenizer) -> None:
