@@ -15,7 +15,7 @@ from core.blocks.norm import RMSNorm, UnitOffsetRMSNorm
 from core.blocks.rope import RotaryEmbedding, Rotation
 from core.blocks.shape import DecoderShape
 from core.runtime.device import fast_dtype
-from core.runtime.plain import PlainLinear, multiply
+from core.runtime.plain import Plain, PlainLinear, multiply
 
 __all__ = [
     "Attention",
@@ -25,6 +25,7 @@ __all__ = [
     "DecoderShape",
     "DecoderStack",
     "GatedMLP",
+    "Plain",
     "PlainLinear",
     "PostNormLayer",
     "RMSNorm",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from core.interfaces.dtypes import DType
 
@@ -35,7 +35,7 @@ class Quantizer(ABC):
 
     name: ClassVar[str]
     tables: ClassVar[bool] = False
-    """Whether all that it packs is a Table. Embeddings, and heads tied to them, stay in the compute dtype otherwise."""
+    """Whether `pack_table` gives a Table. Embeddings, and heads tied to them, stay in the compute dtype otherwise."""
     compute: ClassVar[DType] = DType.FP16
     """What layers compute in where the user names nothing."""
 
@@ -46,6 +46,10 @@ class Quantizer(ABC):
     @abstractmethod
     def pack(self, weight: Tensor, bias: Tensor | None, *, dtype: torch.dtype, device: torch.device) -> Linear:
         """Packs `weight` [out_features, in_features], as it was read, to multiply in `dtype` on `device`."""
+
+    def pack_table(self, weight: Tensor, *, dtype: torch.dtype, device: torch.device) -> Table:
+        """As `pack`, of an embedding. Called only where `tables`."""
+        return cast("Table", self.pack(weight, None, dtype=dtype, device=device))
 
     def report(self, device: torch.device) -> str:
         """What multiplies on `device`, for `core doctor`: found by trying. Empty where there is nothing to say."""

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.interfaces.dtypes import DType
-from core.interfaces.quantizer import Quantizer
+from core.interfaces.quantizer import Linear, Quantizer, Table
+from core.runtime.blocked import BlockedLinear, BlockedTable, blocked
 from core.runtime.device import matmul_dtype
 
 
@@ -49,5 +50,11 @@ class Plain(Quantizer):
     def packed_bytes(self, shape: tuple[int, int], dtype: DType) -> int:
         return shape[0] * shape[1] * dtype.itemsize
 
-    def pack(self, weight: Tensor, bias: Tensor | None, *, dtype: torch.dtype, device: torch.device) -> PlainLinear:
-        return PlainLinear(weight.to(device, dtype), bias.to(device, dtype) if bias is not None else None)
+    def pack(self, weight: Tensor, bias: Tensor | None, *, dtype: torch.dtype, device: torch.device) -> Linear:
+        weight, bias = weight.to(device, dtype), bias.to(device, dtype) if bias is not None else None
+        reordered = blocked(weight)
+        return PlainLinear(weight, bias) if reordered is None else BlockedLinear(reordered, bias)
+
+    def pack_table(self, weight: Tensor, *, dtype: torch.dtype, device: torch.device) -> Table:
+        weight = weight.to(device, dtype)
+        return BlockedTable.of(weight) or PlainLinear(weight, None)

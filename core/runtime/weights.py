@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -77,9 +76,9 @@ class StageWeights:
 
     def table(self, name: str) -> Table:
         quantizer = table_quantizer(self._quantizer)
-        packed = quantizer.pack(self._read(name), None, dtype=self.dtype, device=self.device)
+        packed = quantizer.pack_table(self._read(name), dtype=self.dtype, device=self.device)
         self.nbytes += packed.nbytes
-        return cast("Table", packed)
+        return packed
 
     def _stacked(self, names: Sequence[str]) -> Tensor:
         """The named tensors one below the other, in the widest of their dtypes; only one is held beside the result."""

@@ -41,18 +41,19 @@ def test_it_holds_what_it_announced_and_multiplies_what_it_looks_up(
     quantizer: Quantizer, dtype: DType, shape: tuple[int, int]
 ) -> None:
     rows, columns = shape
+    table = quantizer.pack_table(normal(*shape), dtype=TORCH[dtype], device=CPU)
     linear = quantizer.pack(normal(*shape), None, dtype=TORCH[dtype], device=CPU)
-    assert linear.nbytes == quantizer.packed_bytes(shape, dtype)
-    weight = linear.rows(torch.arange(rows))
+    assert table.nbytes == linear.nbytes == quantizer.packed_bytes(shape, dtype)
+    weight = table.rows(torch.arange(rows))
     assert weight.shape == shape
     assert weight.dtype is TORCH[dtype]
     for count in (1, 5, 200):
         x = normal(count, columns, seed=1).to(TORCH[dtype])
-        y = linear(x)
-        assert y.shape == (count, rows)
-        assert y.dtype is TORCH[dtype]
         expected = x.float() @ weight.float().t()
-        assert (y.float() - expected).abs().max() <= TOLERANCE[TORCH[dtype]] * columns**0.5
+        for y in (table(x), linear(x)):
+            assert y.shape == (count, rows)
+            assert y.dtype is TORCH[dtype]
+            assert (y.float() - expected).abs().max() <= TOLERANCE[TORCH[dtype]] * columns**0.5
 
 
 @pytest.mark.parametrize("dtype", list(DType))

@@ -78,7 +78,7 @@ def oracle(path: Path, quantizer: Quantizer, dtype: torch.dtype, keep_head: bool
     with torch.inference_mode():
         for parameter in oracle.parameters():
             if parameter.ndim == 2 and id(parameter) not in kept:
-                packed: Any = quantizer.pack(parameter.detach().clone(), None, dtype=dtype, device=CPU)
+                packed = quantizer.pack_table(parameter.detach().clone(), dtype=dtype, device=CPU)
                 parameter.copy_(packed.rows(torch.arange(len(parameter))))
         found: Tensor = oracle.to(dtype)(torch.tensor([tokens(PROMPT + DECODE)])).logits[0].float()
     return found
