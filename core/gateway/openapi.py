@@ -85,7 +85,7 @@ def _operation(
     parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
     content = {_JSON: {"schema": schema_of[documentation.answer]}}
     if documentation.event is not None:
-        content[_EVENTS] = {"schema": schema_of[documentation.event]}
+        content[_EVENTS] = {"schema": _event([schema_of[documentation.event], schema_of[ErrorBody]])}
     failures = _FAILURES if documentation.body or names else _FAILURES.keys() & {400, 401, 500, 503}
     responses = {str(status): {"$ref": f"#/components/responses/{status}"} for status in failures}
     for status, kind in documentation.others.items():
@@ -103,6 +103,16 @@ def _operation(
             "content": {_JSON: {"schema": schema_of[documentation.body]}},
         }
     return operation
+
+
+def _event(schemas: list[Any]) -> dict[str, Any]:
+    """The schema of a server-sent event: its data are JSON, or the word that ends a stream."""
+    data = {"contentMediaType": _JSON, "contentSchema": {"anyOf": schemas}}
+    return {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"data": {"type": "string", "anyOf": [{"const": "[DONE]"}, data]}},
+    }
 
 
 def _failure(status: int, schemas: list[Any]) -> dict[str, Any]:
