@@ -1,8 +1,7 @@
-"""Where the app keeps its files, and how it writes those that are its user's alone."""
+"""Where the app keeps its files."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,16 +40,3 @@ class Folders:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
                 raise ConfigError(f"{folder} can't be made", str(error)) from error
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file that only its owner reads, whole or not at all. Raises ConfigError where that can't be."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        part.unlink(missing_ok=True)
-        part.touch(0o600, exist_ok=False)
-        part.write_bytes(data)
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ConfigError(f"{path} can't be written", str(error)) from error

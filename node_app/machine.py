@@ -51,6 +51,11 @@ def on_battery() -> bool:
     return battery is not None and battery.power_plugged is False
 
 
+def measured_load(seconds: float = 0.5) -> float:
+    """Percent of all cores in use; takes so long to tell."""
+    return float(psutil.cpu_percent(interval=seconds))
+
+
 def free_cores(load: float) -> int:
     """Cores that nobody uses while other programs take `load` percent of all."""
     return max(1, round((psutil.cpu_count(logical=False) or os.cpu_count() or 1) * (1 - load / 100)))

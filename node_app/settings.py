@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from core.errors import ConfigError
-from node_app.files import write_whole
+from core.trust.state_dir import StateDir
 
 Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=10**6)]
@@ -53,7 +53,7 @@ class Limits:
     pause_on_battery: bool = True
     cpu_percent: Percent | None = 60
     gpu_percent: Percent | None = 40
-    free_memory_gb: Positive | None = 1.0
+    free_memory_gb: Positive | None = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,4 +96,8 @@ class SettingsFile:
 
     def save(self, settings: Settings) -> None:
         """Raises ConfigError where the disk does not take it."""
-        write_whole(self.path, msgspec.json.format(msgspec.json.encode(settings), indent=2) + b"\n")
+        text = msgspec.json.format(msgspec.json.encode(settings), indent=2) + b"\n"
+        try:
+            StateDir(self.path.parent).write(self.path.name, text)
+        except OSError as error:
+            raise ConfigError(f"{self.path} can't be written", str(error)) from error

@@ -58,7 +58,7 @@ ROOMS = {
     "cli": Room(ANY, ANY),
     "testing": Room(ANY, ANY),
 }
-APP = Room.of("errors node plugins trust", "filelock h11 msgspec platformdirs psutil trio")
+APP = Room.of("core errors node plugins trust", "filelock h11 msgspec platformdirs psutil trio")
 APP_FILES = {"pictures.py": Room.of("", "PIL"), "tray.py": Room.of("", "pystray"), "gpu.py": Room.of("", "pynvml")}
 PLUGIN_SURFACE = {"core", "core.blocks", "core.hub", "core.errors"}
 SINGLE_HOMES = {

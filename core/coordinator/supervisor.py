@@ -120,8 +120,10 @@ class Supervisor:
             self._route.member_left(member)
 
     def _pauses(self) -> list[str]:
+        """Those that why the route was lost does not tell of."""
         paused = [member for member in self._members.all() if member.paused]
-        return [f"node {member.node_id!r} is paused: {member.paused}" for member in paused]
+        said = [f"node {member.node_id!r} is paused: {member.paused}" for member in paused]
+        return [sentence for sentence in said if sentence not in self._lost]
 
     async def _excuse_the_paused(self) -> None:
         """Takes those that pause out of the route, once nobody is served by them, and frees what they hold."""

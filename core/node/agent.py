@@ -58,6 +58,8 @@ async def _stay_connected(node: Node, settings: NodeSettings, transport: Transpo
         try:
             await _one_connection(node, settings, transport)
         except (ChannelClosed, ProtocolError) as error:
+            if node.duty.leaving:
+                return
             if trio.current_time() - began > LONGEST_WAIT_SECONDS:
                 wait = FIRST_WAIT_SECONDS
             _log.info("not connected to %s: %s; trying again in %.2g s", address, error, wait)

@@ -54,11 +54,12 @@ class Duty:
         self._changed = trio.Event()
 
     def pause(self, reason: str) -> None:
-        """What runs on the node's layers is finished first, within the coordinator's patience."""
-        self._set(reason, self.leaving)
+        """What runs on its layers is finished first, within the coordinator's patience. No reason: as `resume`."""
+        self._set(reason or self.leaving, self.leaving)
 
     def resume(self) -> None:
-        self._set("", self.leaving)
+        """A node that leaves stays paused."""
+        self._set(self.leaving, self.leaving)
 
     def leave(self, reason: str) -> None:
         """The node pauses, says goodbye and ends."""

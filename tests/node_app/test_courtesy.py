@@ -28,7 +28,7 @@ def test_what_nobody_can_measure_is_no_reason_to_pause() -> None:
         (replace(FREE, battery=True), {"pause_on_battery": False}, "battery"),
         (replace(FREE, cpu=80.0), {"cpu_percent": None}, "CPU (80%, the limit is 60%)"),
         (replace(FREE, gpu=90.0), {"gpu_percent": None}, "GPU (90%, the limit is 40%)"),
-        (replace(FREE, free_memory=10**8), {"free_memory_gb": None}, "0.1 GB free, the limit is 1.0 GB"),
+        (replace(FREE, free_memory=10**8), {"free_memory_gb": None}, "0.1 GB free, the limit is 0.5 GB"),
     ],
 )
 def test_each_limit_pauses_and_can_be_switched_off(
@@ -52,10 +52,10 @@ def test_a_pause_for_battery_ends_with_it() -> None:
 
 
 def test_memory_that_the_pause_itself_freed_does_not_end_it() -> None:
-    paused = decide(Limits(), replace(FREE, free_memory=5 * 10**8, held=4 * 10**9), NOON)
+    paused = decide(Limits(), replace(FREE, free_memory=4 * 10**8, held=4 * 10**9), NOON)
     assert paused.gave_back == 4 * 10**9
     later = NOON + 2 * QUIET
-    still = decide(Limits(), replace(FREE, free_memory=45 * 10**8), later, paused)
+    still = decide(Limits(), replace(FREE, free_memory=44 * 10**8), later, paused)
     assert "need the memory" in still.reason
     assert still.gave_back == 4 * 10**9
     assert decide(Limits(), replace(FREE, free_memory=6 * 10**9), later + 2 * QUIET, still) == SERVE

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import ConfigError
-from node_app.files import Folders, write_whole
+from node_app.files import Folders
 from node_app.settings import Hours, Limits, Settings, SettingsFile, limits_from
 
 DEFAULT = Settings("me")
@@ -59,9 +59,7 @@ def test_a_limit_that_can_not_be_is_refused_by_name(text: bytes, named: str) -> 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
 def test_files_are_their_owners_alone(tmp_path: Path) -> None:
     folders = Folders.under(tmp_path)
-    write_whole(folders.state / "x", b"1")
-    write_whole(folders.state / "x", b"2")
-    assert (folders.state / "x").read_bytes() == b"2"
-    assert (folders.state / "x").stat().st_mode & 0o077 == 0
+    file = SettingsFile(folders.config / "settings.json")
+    file.save(CHOSEN)
+    assert file.path.stat().st_mode & 0o077 == 0
     assert folders.state.stat().st_mode & 0o077 == 0
-    assert [path.name for path in folders.state.iterdir()] == ["x"]

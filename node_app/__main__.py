@@ -1,0 +1,3 @@
+from node_app.main import main
+
+main()

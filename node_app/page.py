@@ -1,0 +1,189 @@
+"""The status page: for whoever has its token, on this machine alone.
+
+The token is in the URL's path. A page of another site can't know it, so it can neither read nor ask for anything; the
+Host header is checked as well, against names that lead here by a trick of DNS. The browser is opened with a ticket that
+is good once and soon forgotten, for a URL on a command line can be read by other users of the machine.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any, Protocol
+
+import msgspec
+import trio
+
+from core.errors import ConfigError, CoreError
+from node_app.http import LOOPBACK, Request, Response, serve
+from node_app.settings import Limits, Settings, limits_from
+from node_app.status import Status, headline, holdings, served
+
+TICKET_SECONDS = 30.0
+LOG_BYTES = 64 * 1024
+_MAX_TICKETS = 16
+_ASSETS = {
+    "": ("page.html", "text/html; charset=utf-8"),
+    "page.css": ("page.css", "text/css; charset=utf-8"),
+    "page.js": ("page.js", "text/javascript; charset=utf-8"),
+}
+_GUARDS = {
+    "cache-control": "no-store",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'",
+}
+
+
+class Commands(Protocol):
+    """What the page can see and do. All of it is called in the app's trio thread."""
+
+    @property
+    def status(self) -> Status: ...
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def notice(self) -> str:
+        """What the user should know of the app itself, "" for nothing."""
+
+    def join(self, invite: str) -> None:
+        """Raises ConfigError for what is no invite."""
+
+    def leave_cluster(self) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def change_limits(self, limits: Limits) -> None: ...
+
+    def open_page(self, part: str = "") -> None: ...
+
+    def log_tail(self, size: int) -> str: ...
+
+
+class Page:
+    """`run` serves it; `url` is where, with the token, once `run` has started."""
+
+    def __init__(self, commands: Commands, version: str) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self.port = 0
+        self._commands = commands
+        self._version = version
+        self._tickets: dict[str, float] = {}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            self.port = await nursery.start(serve, self.answer)
+            task_status.started()
+
+    @property
+    def url(self) -> str:
+        return f"{self._origin}/{self.token}/"
+
+    @property
+    def _origin(self) -> str:
+        return f"http://{LOOPBACK}:{self.port}"
+
+    def ticket(self) -> str:
+        """A URL that leads to the page once, within half a minute."""
+        while len(self._tickets) >= _MAX_TICKETS:
+            del self._tickets[next(iter(self._tickets))]
+        ticket = secrets.token_urlsafe(24)
+        self._tickets[ticket] = trio.current_time() + TICKET_SECONDS
+        return f"{self._origin}/open/{ticket}"
+
+    async def answer(self, request: Request) -> Response:
+        response = await self._route(request)
+        return replace(response, headers={**_GUARDS, **response.headers})
+
+    async def _route(self, request: Request) -> Response:
+        if request.headers.get("host") not in (f"{LOOPBACK}:{self.port}", f"localhost:{self.port}"):
+            return Response(b"this page is for this machine alone", status=403)
+        match request.path.split("/", 2):
+            case ["", "open", ticket]:
+                return self._redeem(ticket)
+            case ["", token, part] if hmac.compare_digest(token.encode(), self.token.encode()):
+                return await self._inside(request, part)
+        return Response(b"open the page from the icon's menu, or by the address that core-node printed", status=404)
+
+    def _redeem(self, ticket: str) -> Response:
+        if self._tickets.pop(ticket, 0.0) < trio.current_time():
+            return Response(b"this address was good once, for half a minute: open the page anew", status=410)
+        return Response(status=303, headers={"location": self.url})
+
+    async def _inside(self, request: Request, part: str) -> Response:
+        if request.method == "GET":
+            return self._show(part)
+        if request.method != "POST":
+            return Response(b"GET or POST", status=405)
+        if request.headers.get("origin", self._origin) not in (self._origin, f"http://localhost:{self.port}"):
+            return Response(b"another site asks for this", status=403)
+        if request.headers.get("content-type") != "application/json":
+            return Response(b"the body must be application/json", status=415)
+        return self._perform(part, request.body)
+
+    def _show(self, part: str) -> Response:
+        if part == "status":
+            return _json(self._status())
+        if part == "log":
+            return Response(self._commands.log_tail(LOG_BYTES).encode())
+        if part in _ASSETS:
+            name, kind = _ASSETS[part]
+            return Response((files("node_app") / "web" / name).read_bytes(), kind)
+        return Response(b"there is no such page", status=404)
+
+    def _status(self) -> dict[str, Any]:
+        status, settings = self._commands.status, self._commands.settings
+        return {
+            "state": status.state,
+            "headline": headline(status),
+            "reason": status.reason,
+            "cluster": status.cluster,
+            "model": status.model,
+            "holdings": holdings(status),
+            "served": served(status),
+            "tokens_per_second": status.tokens_per_second,
+            "fraction": status.fraction,
+            "paused": settings.paused,
+            "limits": settings.limits,
+            "notice": self._commands.notice,
+            "version": self._version,
+        }
+
+    def _perform(self, part: str, body: bytes) -> Response:
+        asked: dict[str, Callable[[], None]] = {
+            "join": lambda: self._commands.join(_text(body)),
+            "leave": self._commands.leave_cluster,
+            "pause": self._commands.pause,
+            "resume": self._commands.resume,
+            "limits": lambda: self._commands.change_limits(limits_from(body)),
+            "open": self._commands.open_page,
+        }
+        if part not in asked:
+            return Response(b"there is no such thing to do", status=404)
+        try:
+            asked[part]()
+        except CoreError as error:
+            return Response(str(error).encode(), status=400)
+        return _json(self._status())
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), "application/json")
+
+
+def _text(body: bytes) -> str:
+    """A JSON string. Raises ConfigError."""
+    try:
+        return msgspec.json.decode(body, type=str)
+    except msgspec.DecodeError as error:
+        raise ConfigError("an invite is text", str(error)) from error

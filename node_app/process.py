@@ -1,0 +1,163 @@
+"""The process around the app: trio in a thread of its own, the icon on the main one, and an end that never hangs."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from core import __version__
+from core.errors import CoreError, sole_error
+from node_app import desktop
+from node_app.app import LEAVE_SECONDS, App
+from node_app.status import Action
+
+WATCHDOG_SECONDS = LEAVE_SECONDS + 10.0
+"""After so long, a process that was told to end is ended; where each of its threads was is in the log."""
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+_PARTS = {Action.JOIN: "join", Action.PAGE: "", Action.LIMITS: "limits", Action.LOGS: "log", Action.ABOUT: "about"}
+_log = logging.getLogger(__name__)
+
+
+class Process:
+    def __init__(self, app: App, log: Path, invite: str | None) -> None:
+        self._app = app
+        self._log_path = log
+        self._invite = invite
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._started = threading.Event()
+        self._quitting = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run_trio, name="trio")
+        self._stop_tray: Callable[[], None] = lambda: None
+
+    def run(self, *, headless: bool) -> int:
+        """The exit status, once the app has ended: by its menu, or by SIGTERM or Ctrl-C."""
+        self._heed_signals()
+        self._thread.start()
+        self._started.wait()
+        if not headless and not self._failure:
+            self._open_join_page()
+            self._run_tray()
+        if self._thread.is_alive():
+            print(f"status page  {self._app.page.url}", flush=True)
+        while self._thread.is_alive():
+            self._thread.join(0.5)  # on Windows, a join without an end keeps Ctrl-C waiting
+        if self._failure is None:
+            return 0
+        _log.critical("the app failed", exc_info=self._failure)
+        known = isinstance(self._failure, CoreError)
+        print(self._failure if known else f"core-node failed; {self._log_path} says more", file=sys.stderr)
+        return 1
+
+    def quit(self) -> None:
+        """From any thread. The second time it is asked for, the process ends at once."""
+        if self._quitting.is_set():
+            os._exit(130)
+        self._quitting.set()
+        faulthandler.dump_traceback_later(WATCHDOG_SECONDS, exit=True, file=self._log_path.open("a"))
+        self._in_trio(self._app.quit)
+
+    def _run_trio(self) -> None:
+        try:
+            trio.run(self._main)
+        except BaseException as error:
+            self._failure = sole_error(error)
+        finally:
+            self._started.set()
+            self._stop_tray()
+
+    async def _main(self) -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._app.run)
+            self._token = trio.lowlevel.current_trio_token()
+            if self._invite is not None:
+                self._app.attempt(self._app.join, self._invite)
+            self._started.set()
+
+    def _in_trio(self, call: Callable[..., None], *arguments: object) -> None:
+        if self._token is not None:
+            try:
+                self._token.run_sync_soon(self._app.attempt, call, *arguments)
+            except trio.RunFinishedError:
+                return
+
+    def _open_join_page(self) -> None:
+        if self._app.settings.joined is None and self._invite is None:
+            self._in_trio(self._app.open_page, "join")
+
+    def _run_tray(self) -> None:
+        """Until the app ends; or not at all, which is said once."""
+        try:
+            from node_app.tray import NoTray, Tray
+        except ImportError as error:
+            self._say_headless(f"{error}: install core-cluster[tray]")
+            return
+        _register_links()
+        try:
+            tray = Tray(self._perform, lambda: (self._app.settings.paused, desktop.present(_login())), __version__)
+            self._stop_tray = tray.stop
+            tray.run(lambda: self._in_trio(self._app.show_to, tray.show))
+        except NoTray as error:
+            self._stop_tray = lambda: None
+            self._say_headless(str(error))
+
+    def _say_headless(self, reason: str) -> None:
+        _log.warning("no tray: %s", reason)
+        print(f"There is no tray here ({reason}). The node runs without an icon.", flush=True)
+
+    def _perform(self, action: Action) -> None:
+        """In the icon's thread."""
+        if action in _PARTS:
+            self._in_trio(self._app.open_page, _PARTS[action])
+        elif action is Action.PAUSE:
+            self._in_trio(self._app.pause)
+        elif action is Action.RESUME:
+            self._in_trio(self._app.resume)
+        elif action is Action.START_AT_LOGIN:
+            self._app.attempt(_toggle_login)
+        elif action is Action.QUIT:
+            self.quit()
+
+    def _heed_signals(self) -> None:
+        """Signals are taken by a thread of their own: the icon's main loop is C, and resets Python's handlers."""
+        if sys.platform == "win32":
+            for number in _SIGNALS:
+                signal.signal(number, lambda *_: self.quit())
+        else:
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            threading.Thread(target=self._await_signals, name="signals", daemon=True).start()
+
+    def _await_signals(self) -> None:
+        while True:
+            signal.sigwait(_SIGNALS)
+            self.quit()
+
+
+def _login() -> list[desktop.Entry]:
+    config = os.environ.get("XDG_CONFIG_HOME")
+    return desktop.at_login(sys.platform, Path.home(), desktop.command(), Path(config) if config else None)
+
+
+def _toggle_login() -> None:
+    change = desktop.remove if desktop.present(_login()) else desktop.write
+    change(_login())
+
+
+def _register_links() -> None:
+    """Each time it starts, for the program may have moved. Where the desktop doesn't take it, the page is left."""
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
+    entries = desktop.for_links(sys.platform, Path.home(), desktop.command(), data)
+    try:
+        desktop.write(entries)
+        if sys.platform not in ("win32", "darwin"):
+            desktop.announce_links(data)
+    except (CoreError, OSError) as error:
+        _log.warning("core:// links will not open this app: %s", error)

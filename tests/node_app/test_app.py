@@ -1,0 +1,232 @@
+"""The app around a real node in a cluster without sockets, and the page that another start talks to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from core.errors import ConfigError
+from core.node.settings import NodeSettings
+from core.plugins import PluginHost
+from core.testing.checkpoints import tiny_checkpoint
+from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster
+from core.trust.state_dir import StateDir
+from node_app import single
+from node_app.app import App
+from node_app.files import Folders
+from node_app.settings import Limits, SettingsFile
+from node_app.status import State, Status
+
+SECONDS = 60
+LIMITS = Limits(
+    memory_gb=0.064, threads=1, device="cpu", pause_on_battery=False, cpu_percent=None, gpu_percent=None,
+    free_memory_gb=None,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("tiny"), layers=6)
+
+
+class Watched:
+    """An app, and each status that it has shown."""
+
+    def __init__(self, folder: Path, plugins: Callable[[], PluginHost] = PluginHost.installed) -> None:
+        self.folders = Folders.under(folder)
+        self.state = StateDir.open(self.folders.state)
+        self.opened = ""
+        self.browsed = trio.Event()
+        file = SettingsFile(self.folders.config / "settings.json")
+        self.app = App(file, self.state, self.folders.logs / "log", "1.2.3", self._open, plugins)
+        self.shown: list[Status] = []
+        self._changed = trio.Event()
+        self.app.show_to(self._note)
+
+    def _open(self, url: str) -> None:
+        self.opened = url
+        trio.from_thread.run_sync(self.browsed.set)
+
+    def _note(self, status: Status) -> None:
+        self.shown.append(status)
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def until(self, state: State) -> Status:
+        """The first status of that state from now on, the present one included."""
+        while (status := self.app.status).state is not state:
+            await self._changed.wait()
+        return status
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[App]:
+        """With limits that nothing on this machine trips; it quits at the end."""
+        with trio.fail_after(SECONDS):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.app.run)
+                self.app.change_limits(LIMITS)
+                yield self.app
+                self.app.quit()
+
+
+def through(machine: Machine) -> Callable[[], PluginHost]:
+    """Plugins whose transport, by the name that nodes use, is the cluster's."""
+
+    def plugins() -> PluginHost:
+        host = PluginHost.installed()
+        host.transports.add(NodeSettings("").transport, machine)
+        return host
+
+    return plugins
+
+
+def where(cluster: MemoryCluster) -> str:
+    return f"127.0.0.1:{cluster.coordinator.node_port}"
+
+
+async def test_from_an_invite_to_ready_and_to_goodbye(model: Path, tmp_path: Path) -> None:
+    async with memory_cluster(model, min_nodes=1) as cluster:
+        watched = Watched(tmp_path, through(Machine(cluster.network)))
+        async with watched.running() as app:
+            assert app.status.state is State.NOT_JOINED
+            app.join(where(cluster))
+            status = await watched.until(State.READY)
+            assert (status.cluster, status.layers) == (where(cluster), range(6))
+            assert status.memory > 0
+            await cluster.ready()
+            assert await cluster.text(tuple(range(40, 60)), 4)
+            busy = await watched.until(State.BUSY)
+            assert busy.tokens_today >= 20
+            [node] = cluster.coordinator.status().nodes
+            assert node.node_id == app.settings.node_id
+        assert cluster.coordinator.status().nodes == ()
+        assert {State.NOT_JOINED, State.CONNECTING, State.LOADING} <= {status.state for status in watched.shown}
+        again = Watched(tmp_path)
+        assert again.app.settings == app.settings
+        assert again.app._tally.today == app._tally.today
+
+
+async def test_a_pause_is_told_to_the_cluster_and_kept(model: Path, tmp_path: Path) -> None:
+    async with memory_cluster(model, min_nodes=1) as cluster:
+        watched = Watched(tmp_path, through(Machine(cluster.network)))
+        async with watched.running() as app:
+            app.join(where(cluster))
+            await cluster.ready()
+            app.pause()
+            await cluster.until(lambda status: status.nodes[0].state == "paused")
+            assert (await watched.until(State.PAUSED)).reason.startswith("paused by its user")
+            assert Watched(tmp_path).app.settings.paused
+            app.resume()
+            await cluster.ready(after_epoch=1)
+
+
+async def test_courtesy_pauses_for_its_own_reason(model: Path, tmp_path: Path) -> None:
+    async with memory_cluster(model, min_nodes=1) as cluster:
+        watched = Watched(tmp_path, through(Machine(cluster.network)))
+        async with watched.running() as app:
+            app.join(where(cluster))
+            await cluster.ready()
+            app.change_limits(replace(LIMITS, free_memory_gb=10**6))
+            status = await cluster.until(lambda status: status.nodes[0].state == "paused")
+            assert "other programs need the memory" in status.nodes[0].detail
+            app.change_limits(LIMITS)
+            await cluster.ready(after_epoch=1)
+
+
+async def test_another_memory_cap_is_offered_anew(model: Path, tmp_path: Path) -> None:
+    async with memory_cluster(model, min_nodes=1) as cluster:
+        watched = Watched(tmp_path, through(Machine(cluster.network)))
+        async with watched.running() as app:
+            app.join(where(cluster))
+            await cluster.ready()
+            app.change_limits(replace(LIMITS, memory_gb=0.001))
+            status = await cluster.until(lambda status: "does not fit" in status.detail)
+            assert [node.node_id for node in status.nodes] == [app.settings.node_id]
+
+
+async def test_what_can_not_be_is_an_error_until_it_is_changed(model: Path, tmp_path: Path) -> None:
+    async with memory_cluster(model, min_nodes=1) as cluster:
+        watched = Watched(tmp_path, through(Machine(cluster.network)))
+        async with watched.running() as app:
+            app.change_limits(replace(LIMITS, device="cuda:7"))
+            app.join(where(cluster))
+            assert "no device 'cuda:7'" in (await watched.until(State.ERROR)).reason
+            app.change_limits(LIMITS)
+            await cluster.ready()
+
+
+async def test_what_nobody_expected_is_a_sentence_and_a_trace_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> PluginHost:
+        raise KeyError("surprise")
+
+    watched = Watched(tmp_path, broken)
+    async with watched.running() as app:
+        app.join("127.0.0.1:1")
+        status = await watched.until(State.ERROR)
+        assert status.reason == "the node failed (KeyError); the log says more"
+        assert "KeyError: 'surprise'" in caplog.text
+        app.leave_cluster()
+        await watched.until(State.NOT_JOINED)
+
+
+async def test_it_quits_while_it_can_not_connect(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    async with watched.running() as app:
+        app.join("127.0.0.1:1")
+        while "Connection refused" not in app.status.reason and "no connection" not in app.status.reason:
+            await watched._changed.wait()
+
+
+async def test_another_start_hands_its_invite_over(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    with single.only_one(watched.state):
+        with pytest.raises(single.AlreadyRunning), single.only_one(watched.state):
+            pass
+        async with watched.running() as app:
+            await trio.to_thread.run_sync(single.hand_over, watched.state, "127.0.0.1:1")
+            assert app.settings.joined == "127.0.0.1:1"
+            with pytest.raises(ConfigError, match="that is no invite"):
+                await trio.to_thread.run_sync(single.hand_over, watched.state, "nonsense")
+            await trio.to_thread.run_sync(single.hand_over, watched.state, None)
+            await watched.browsed.wait()
+            assert watched.opened.startswith(f"http://127.0.0.1:{app.page.port}/open/")
+    assert watched.state.read("app.json") is None
+    with single.only_one(watched.state):
+        pass
+
+
+def test_an_app_that_never_answers_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(single, "HAND_OVER_SECONDS", 0.0)
+    with pytest.raises(ConfigError, match="does not answer"):
+        single.hand_over(StateDir.open(tmp_path), None)
+
+
+@pytest.mark.parametrize("invite", ["", "desk", "desk:", ":7001", "desk:99999", "http://x", "core://join/xyz"])
+async def test_what_is_no_invite_changes_nothing(tmp_path: Path, invite: str) -> None:
+    watched = Watched(tmp_path)
+    with pytest.raises(ConfigError):
+        watched.app.join(invite)
+    assert watched.app.settings.joined is None
+
+
+async def test_a_broken_file_is_told_on_the_page(tmp_path: Path) -> None:
+    folders = Folders.under(tmp_path)
+    (folders.config / "settings.json").write_text("{")
+    assert "set aside" in Watched(tmp_path).app.notice
+
+
+async def test_a_failure_of_a_menu_line_is_told(tmp_path: Path) -> None:
+    def fail(what: Any) -> None:
+        raise ConfigError(f"{what} can't be written")
+
+    watched = Watched(tmp_path)
+    watched.app.attempt(fail, "it")
+    assert watched.app.notice == "it can't be written"
