@@ -83,9 +83,9 @@ def test_the_wheel_holds_core_and_every_built_in_and_nothing_else(core_wheel: Pa
         )
     packages = {file.parts[0] for file in files if not file.parts[0].endswith(".dist-info")}
     built_ins = {folder.name for folder in (ROOT / "plugins").glob("core_plugin_*")}
-    assert packages == {"core", *built_ins}
+    assert packages == {"core", "node_app", *built_ins}
     assert set(entry_points["core.plugins"].values()) == built_ins
-    assert PurePosixPath("core/py.typed") in files
+    assert {PurePosixPath("core/py.typed"), PurePosixPath("node_app/web/page.html")} <= set(files)
 
 
 def test_core_is_imported_from_the_wheel(environment: Environment) -> None:
