@@ -20,6 +20,7 @@ from core.cli.demo_model import demo_model
 from core.cli.serve import Server, serving
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import CoreError
+from core.gateway.settings import ApiSettings
 from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
 
@@ -75,7 +76,7 @@ async def local_cluster(
         wire_dtype=wire_dtype,
         threads=threads,
     )
-    async with serving(settings, "127.0.0.1", 0) as server:
+    async with serving(settings, "127.0.0.1", 0, ApiSettings(), lambda line: None) as server:
         await _until_ready(server)
         yield server
 

@@ -113,7 +113,7 @@ class Link:
             self._waiting_since = math.inf
 
     def _frames(self, message: Message, request_id: str) -> list[bytes]:
-        return list(encode(Packet(message, request_id, next(self._seq))))
+        return encode(Packet(message, request_id, next(self._seq)))
 
     def try_send(self, message: Message) -> None:
         """Queues a message that is not needed while the queue is full, or after the link ended.

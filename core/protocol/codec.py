@@ -6,11 +6,8 @@ carries the first bytes itself, and the rest follows in CHUNK frames on the same
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
-import msgpack
 import msgspec
 
 from core.errors import ProtocolError
@@ -33,8 +30,7 @@ MAX_TENSOR_BYTES = 256 * 1024 * 1024
 _ITEMSIZE = {"fp16": 2, "bf16": 2, "fp32": 4}
 
 
-@dataclass(frozen=True, slots=True)
-class Packet:
+class Packet(msgspec.Struct, frozen=True):
     """A message with its envelope: `request_id` ties an answer to its question, `seq` counts a link's messages."""
 
     message: Message
@@ -42,17 +38,18 @@ class Packet:
     seq: int = 0
 
 
-def encode(packet: Packet) -> Iterator[bytes]:
+def encode(packet: Packet) -> list[bytes]:
     """The frames of a packet, of at most `MAX_FRAME_BYTES` each. Raises ProtocolError for a message too large."""
     if fits_one_frame(packet.message):
-        yield _frame(packet.message, packet)
-        return
+        return [_frame(packet.message, packet)]
     tensor = packet.message.hidden  # type: ignore[attr-defined]
     data = memoryview(tensor.data)
     head = msgspec.structs.replace(tensor, data=data[:CHUNK_BYTES])
-    yield _frame(msgspec.structs.replace(packet.message, hidden=head), packet)
-    for start in range(CHUNK_BYTES, len(data), CHUNK_BYTES):
-        yield _frame(Chunk(bytes(data[start : start + CHUNK_BYTES])), packet)
+    rest = (data[start : start + CHUNK_BYTES] for start in range(CHUNK_BYTES, len(data), CHUNK_BYTES))
+    return [
+        _frame(msgspec.structs.replace(packet.message, hidden=head), packet),
+        *(_frame(Chunk(cast(bytes, piece)), packet) for piece in rest),
+    ]
 
 
 def fits_one_frame(message: Message) -> bool:
@@ -60,11 +57,12 @@ def fits_one_frame(message: Message) -> bool:
     return not isinstance(message, (Run, HiddenState)) or len(message.hidden.data) <= CHUNK_BYTES
 
 
+_ENCODER = msgspec.msgpack.Encoder()
+
+
 def _frame(message: Message, packet: Packet) -> bytes:
-    payload = msgspec.to_builtins(message, builtin_types=(bytes, memoryview, bytearray))
-    frame: bytes = msgpack.packb(
-        {"type": message.TYPE, "request_id": packet.request_id, "seq": packet.seq, "payload": payload}
-    )
+    envelope = {"type": message.TYPE, "request_id": packet.request_id, "seq": packet.seq, "payload": message}
+    frame = _ENCODER.encode(envelope)
     if len(frame) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a {message.TYPE} of {len(frame)} bytes is too large to send")
     return frame
@@ -74,7 +72,20 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
     type: str
     request_id: str
     seq: int
-    payload: dict[str, Any]
+    payload: msgspec.Raw
+
+
+class _Greeting(msgspec.Struct):
+    """What a greeting says in any version of the protocol."""
+
+    protocol: int
+
+
+_ENVELOPE = msgspec.msgpack.Decoder(_Envelope)
+_GREETING = msgspec.msgpack.Decoder(_Greeting)
+_PAYLOADS = {name: msgspec.msgpack.Decoder(kind) for name, kind in BY_TYPE.items()}
+_UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+"""ValueError is what an older msgspec says of invalid UTF-8, RecursionError of deep nesting."""
 
 
 class Decoder:
@@ -126,33 +137,33 @@ def _parse(frame: bytes) -> Packet:
     if len(frame) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a frame of {len(frame)} bytes came", f"the limit is {MAX_FRAME_BYTES}")
     try:
-        raw = msgpack.unpackb(frame)
-        envelope = msgspec.convert(raw, _Envelope)
-    # msgpack raises its own kinds beside ValueError, and RecursionError for deep nesting.
-    except (ValueError, msgpack.UnpackException, RecursionError, msgspec.ValidationError) as error:
+        envelope = _ENVELOPE.decode(frame)
+    except _UNREADABLE as error:
         raise ProtocolError("a frame came that is no message", str(error) or type(error).__name__) from None
-    kind = BY_TYPE.get(envelope.type)
-    if kind is None:
+    payload = _PAYLOADS.get(envelope.type)
+    if payload is None:
         raise ProtocolError(f"a message of unknown type {envelope.type[:64]!r} came")
     try:
-        message = msgspec.convert(envelope.payload, kind)
-    # An older msgspec meets invalid UTF-8 with a ValueError.
-    except (ValueError, msgspec.ValidationError, RecursionError) as error:
-        foreign = _foreign_greeting(kind, envelope.payload)
+        message = payload.decode(envelope.payload)
+    except _UNREADABLE as error:
+        foreign = _foreign_greeting(envelope)
         if foreign is None:
             raise ProtocolError(f"a {envelope.type} came that does not read", str(error)) from None
         message = foreign
     return Packet(message, envelope.request_id, envelope.seq)
 
 
-def _foreign_greeting(kind: type[Message], payload: dict[str, Any]) -> Message | None:
+def _foreign_greeting(envelope: _Envelope) -> Message | None:
     """Of a greeting in another version of the protocol, whatever it looks like: the version, to be named in an answer.
 
     None where it isn't one.
     """
-    protocol = payload.get("protocol")
-    if type(protocol) is not int or protocol == PROTOCOL_VERSION:
+    try:
+        protocol = _GREETING.decode(envelope.payload).protocol
+    except _UNREADABLE:
         return None
-    if kind is Hello:
+    if protocol == PROTOCOL_VERSION:
+        return None
+    if envelope.type == Hello.TYPE:
         return Hello(protocol, node_id="")
-    return PeerHello(protocol, epoch=0, link_token=b"") if kind is PeerHello else None
+    return PeerHello(protocol, epoch=0, link_token=b"") if envelope.type == PeerHello.TYPE else None
