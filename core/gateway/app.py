@@ -21,6 +21,7 @@ ROUTES = (
     routes.model,
     routes.chat_completions,
     routes.completions,
+    routes.responses,
     routes.tokenize,
     routes.detokenize,
     routes.health,

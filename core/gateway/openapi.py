@@ -20,7 +20,8 @@ DOCUMENTED = "documented"
 
 ABOUT = """\
 Follows the OpenAI API. Fields that a schema doesn't name are refused, but for those of the OpenAI API that ask for
-nothing (null, `"tools": []`, `"store": false`). The events of a stream end with `data: [DONE]`, or with an error."""
+nothing (null, `"tools": []`, `"store": false`). The events of a stream end with `data: [DONE]`, or with an error;
+those of a response with one that says how it ended."""
 
 _FAILURES = {
     400: "The request is malformed, or asks for what can't be had.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -14,16 +15,25 @@ from core.gateway.access import OPEN
 from core.gateway.answers.answer import Answer
 from core.gateway.answers.chat import ChatWording
 from core.gateway.answers.completions import CompletionWording
+from core.gateway.answers.responses import ResponseWording
 from core.gateway.answers.wording import Wording
 from core.gateway.bridge import Bridge
+from core.gateway.dialects.dialect import Dialect, Wishes, template_options
+from core.gateway.dialects.template import Template
+from core.gateway.dialects.thinking import Thinking
 from core.gateway.errors import MODEL_NOT_FOUND, RETRY_AFTER
 from core.gateway.openapi import DOCUMENTED, Documentation
 from core.gateway.schemas.chat import ChatBody, ChatChunk, ChatCompletion
 from core.gateway.schemas.completions import Completion, CompletionBody
 from core.gateway.schemas.decoding import Fields, decode
 from core.gateway.schemas.models import Health, Model, Models, Waiting
+from core.gateway.schemas.response_objects import Event, ResponseObject
+from core.gateway.schemas.responses import ResponseBody
 from core.gateway.schemas.tokens import DetokenizeBody, Detokenized, TokenizeBody, Tokenized
-from core.interfaces.engine import ClusterStatus, Engine, GenerationRequest, ModelCard
+from core.interfaces.engine import ClusterStatus, Conversation, Engine, GenerationRequest, ModelCard
+
+PROMPT_END = 16
+"""Tokens that say whether a prompt opens the model's thoughts."""
 
 F = TypeVar("F", bound=Fields)
 AnyRequest = Request[Any, Any, Any]
@@ -47,11 +57,33 @@ class Gateway:
                 code=MODEL_NOT_FOUND,
             )
 
-    def answer(self, requests: tuple[GenerationRequest, ...], wording: Wording, stream: bool) -> Answer:
-        return Answer(self.engine, self.bridge, requests, wording, stream)
+    def answer(
+        self,
+        requests: tuple[GenerationRequest, ...],
+        wording: Wording,
+        stream: bool,
+        dialect: Dialect | None = None,
+    ) -> Answer:
+        if dialect is None:
+            return Answer(self.engine, self.bridge, requests, wording, stream)
+        asked = tuple(map(dialect.ask, requests))
+        return Answer(self.engine, self.bridge, asked, wording, stream, dialect.grammar_field)
 
     async def card(self) -> ModelCard:
         return await self.bridge.call(self.engine.card)
+
+    async def dialect(self, wishes: Wishes) -> Dialect:
+        """Raises RequestError for wishes that the model can't honour, NotReady before it is open."""
+        template = Template((await self.card()).chat_template)
+        options = template_options(template, wishes)
+        thinking = await self._thinking(options) if template.thinks else Thinking.NONE
+        return Dialect(template, wishes, options, thinking)
+
+    async def _thinking(self, options: Mapping[str, Any]) -> Thinking:
+        """The end of a prompt tells: one that asks for as little as can be."""
+        prompt = Conversation(({"role": "user", "content": "-"},), template_options=options)
+        tokens: tuple[int, ...] = await self.bridge.call(self.engine.tokenize, prompt)
+        return Thinking.after(await self.bridge.call(self.engine.detokenize, tokens[-PROMPT_END:]))
 
     async def status(self) -> ClusterStatus:
         return await self.bridge.call(self.engine.status)
@@ -99,7 +131,19 @@ async def chat_completions(request: AnyRequest) -> ASGIApp:
     gateway, body = gateway_of(request), await read(request, ChatBody)
     gateway.check(body.model)
     requests = body.generations(request.auth)
-    return gateway.answer(requests, ChatWording(gateway.model, body, len(requests)), body.stream)
+    dialect = await gateway.dialect(body.wishes())
+    wording = ChatWording(gateway.model, body, len(requests), dialect)
+    return gateway.answer(requests, wording, body.stream, dialect)
+
+
+@post("/v1/responses", status_code=200, opt={DOCUMENTED: Documentation(ResponseObject, ResponseBody, Event)})
+async def responses(request: AnyRequest) -> ASGIApp:
+    """Answers an input; nothing of it is kept."""
+    gateway, body = gateway_of(request), await read(request, ResponseBody)
+    gateway.check(body.model)
+    requests = (body.generation(request.auth),)
+    dialect = await gateway.dialect(body.wishes())
+    return gateway.answer(requests, ResponseWording(gateway.model, body, dialect.reader()), body.stream, dialect)
 
 
 @post("/v1/completions", status_code=200, opt={DOCUMENTED: Documentation(Completion, CompletionBody, Completion)})

@@ -46,6 +46,8 @@ class FakeEngine:
     state: str = "ready"
     left_out: dict[str, str] = field(default_factory=dict)
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    chat_template: str = ""
+    prompt_end: str = ""
 
     requests: list[GenerationRequest] = field(default_factory=list)
     given: int = 0
@@ -91,12 +93,17 @@ class FakeEngine:
     def card(self) -> ModelCard:
         if self.state != "ready":
             raise NotReady("the model is not open", required=3, ready=1)
-        return ModelCard(self.served_model, self.created, context_length=4096, vocab_size=256, chat_template="")
+        return ModelCard(
+            self.served_model, self.created, context_length=4096, vocab_size=256, chat_template=self.chat_template
+        )
 
     async def tokenize(self, prompt: str | Conversation) -> tuple[int, ...]:
-        """A token is a byte."""
-        text = prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt.messages)
-        return tuple(text.encode())
+        """A token is a byte. A conversation ends as the template of a model that thinks may end it."""
+        if isinstance(prompt, str):
+            return tuple(prompt.encode())
+        thinks = prompt.template_options.get("enable_thinking", True)
+        end = self.prompt_end if thinks else "<think>\n\n</think>\n\n"
+        return tuple("".join([*(message["content"] for message in prompt.messages), end]).encode())
 
     async def detokenize(self, tokens: tuple[int, ...]) -> str:
         if any(token > 255 for token in tokens):

@@ -9,8 +9,9 @@ import msgspec
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
+from core.errors import RequestError
 from core.gateway.answers.generations import Outcome, Step, generate_all
-from core.gateway.answers.wording import Wording, event
+from core.gateway.answers.wording import Wording
 from core.gateway.bridge import Bridge, while_connected
 from core.gateway.errors import explain
 from core.interfaces.engine import Engine, GenerationRequest
@@ -27,6 +28,7 @@ class Answer:
     """An ASGI application that answers one request: it runs the generations for as long as the client is there.
 
     They are admitted before the first header goes out, so that whatever refuses one is a plain HTTP error.
+    `grammar_field` is the request's field from which the generations' grammar came, if they have one.
     """
 
     engine: Engine
@@ -34,9 +36,19 @@ class Answer:
     requests: tuple[GenerationRequest, ...]
     wording: Wording
     stream: bool
+    grammar_field: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await while_connected(receive, self._answer(scope, receive, send))
+        try:
+            await while_connected(receive, self._answer(scope, receive, send))
+        except RequestError as error:
+            raise self._naming_the_field(error) from error
+
+    def _naming_the_field(self, error: RequestError) -> RequestError:
+        """The engine knows no fields of tools, and one name for the field of a format."""
+        if self.grammar_field is None or error.param not in (None, "response_format"):
+            return error
+        return RequestError(error.title, error.message, error.hint, param=self.grammar_field, code=error.code)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.bridge.open(generate_all, self.engine, self.requests) as steps:
@@ -61,7 +73,8 @@ class Answer:
             for each in self.wording.closing():
                 yield each
         except Exception as error:
-            yield event(explain(error).body())
+            for each in self.wording.failed(explain(error)):
+                yield each
 
 
 async def _send_stream(events: AsyncIterator[bytes], send: Send) -> None:

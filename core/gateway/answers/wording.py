@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from core.gateway.answers.generations import Outcome, Step
+from core.gateway.errors import Failure
 from core.gateway.schemas.common import Body, CompletionTokensDetails, PromptTokensDetails, Usage
 from core.interfaces.engine import Generation
 
@@ -39,6 +40,10 @@ class Wording(ABC):
     @abstractmethod
     def closing(self) -> Iterator[bytes]: ...
 
+    def failed(self, failure: Failure) -> Iterator[bytes]:
+        """The last events of a stream that broke off."""
+        yield event(failure.body())
+
 
 class Tally:
     """Counts what an answer costs that has `n` choices for each prompt."""
@@ -47,11 +52,13 @@ class Tally:
         self._n = n
         self._generations: dict[int, Generation] = {}
         self._tokens: dict[int, int] = {}
+        self._reasoning_tokens: dict[int, int] = {}
 
-    def count(self, index: int, generation: Generation, tokens: int) -> None:
-        """`tokens` is how many the generation has made so far."""
+    def count(self, index: int, generation: Generation, tokens: int, reasoning_tokens: int = 0) -> None:
+        """`tokens` is how many the generation has made so far, `reasoning_tokens` how many of these are thoughts."""
         self._generations[index] = generation
         self._tokens[index] = tokens
+        self._reasoning_tokens[index] = reasoning_tokens
 
     def usage(self) -> Usage:
         asked = [generation for index, generation in self._generations.items() if index % self._n == 0]
@@ -62,7 +69,7 @@ class Tally:
             completion_tokens=completion,
             total_tokens=prompt + completion,
             prompt_tokens_details=PromptTokensDetails(sum(generation.cached_tokens for generation in asked)),
-            completion_tokens_details=CompletionTokensDetails(0),
+            completion_tokens_details=CompletionTokensDetails(sum(self._reasoning_tokens.values())),
         )
 
 

@@ -18,6 +18,8 @@ from core.interfaces.engine import Grammar
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_BLANKS = r"[ \n\r\t]{1,40}"
+"""Between what JSON is made of. It ends: a model that is unsure likes to go on with blanks."""
 _SPACE = r"ws: /\s{0,4}/"
 _THOUGHT = rf"""thought: {json.dumps(OPEN)} thoughts
 thoughts[suffix={json.dumps(CLOSE)}]: /(.|\n)*/"""
@@ -115,4 +117,4 @@ def _literal(text: str) -> str:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    return f"%json {json.dumps(schema)}"
+    return f"%json {json.dumps({'x-guidance': {'whitespace_pattern': _BLANKS}, **schema})}"

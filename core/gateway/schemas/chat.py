@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from core.errors import RequestError
+from core.gateway.dialects.dialect import Wishes
 from core.gateway.schemas.common import INT32, MAX_TOP_LOGPROBS, Body, Usage
 from core.gateway.schemas.decoding import Idle
 from core.gateway.schemas.messages import Messages, conversation
+from core.gateway.schemas.tools import (
+    MAX_FUNCTIONS,
+    AnswerCall,
+    CallDelta,
+    Effort,
+    FunctionTool,
+    ResponseFormat,
+    ToolChoice,
+    chosen,
+    require_distinct,
+    schema_of,
+)
 from core.interfaces.engine import Conversation
 
 Count = Annotated[int, Meta(ge=1, le=INT32)]
@@ -27,23 +40,16 @@ class ChatBody(Body, kw_only=True):
         "function_call": ("none", "auto"),
         "functions": ([],),
         "modalities": (["text"],),
-        "parallel_tool_calls": (True,),
         "prediction": (),
         "prompt_cache_retention": (),
-        "reasoning_effort": (),
-        "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
         "store": (False,),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "verbosity": (),
         "web_search_options": (),
     }
     idle_inside: ClassVar[Mapping[str, Idle]] = {
         **Body.idle_inside,
         "messages": {
-            "tool_calls": ([],),
-            "tool_call_id": (),
             "function_call": (),
             "refusal": (),
             "audio": (),
@@ -52,6 +58,12 @@ class ChatBody(Body, kw_only=True):
     }
 
     messages: Messages
+    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_FUNCTIONS)] = field(default_factory=list)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool = False
@@ -59,6 +71,20 @@ class ChatBody(Body, kw_only=True):
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    def wishes(self) -> Wishes:
+        """What is asked of the text. Raises RequestError for fields that conflict."""
+        functions = [tool.function.function() for tool in self.tools]
+        require_distinct(functions)
+        callable_functions, required = chosen(functions, self.tool_choice)
+        return Wishes(
+            functions=callable_functions,
+            required=required,
+            one=not self.parallel_tool_calls,
+            schema=schema_of(self.response_format),
+            effort=self.reasoning_effort,
+            options=self.chat_template_kwargs,
+        )
 
     def _prompts(self) -> list[Conversation]:
         return [conversation(self.messages)]
@@ -92,17 +118,24 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
+
+
 class AnswerMessage(Struct):
+    """`content` is null where there are calls and nothing else was said; `reasoning_content` is what was thought."""
+
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
 
 
 class ChatCompletion(Struct, kw_only=True):
@@ -119,13 +152,15 @@ class ChatDelta(Struct, omit_defaults=True):
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: FinishReason | None = None
 
 
 class ChatChunk(Struct, kw_only=True):

@@ -21,6 +21,11 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
     idle: ClassVar[Idle] = {}
     idle_inside: ClassVar[Mapping[str, Idle]] = {}
 
+    @classmethod
+    def spelled_out(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields without abbreviations that the API allows."""
+        return fields
+
 
 F = TypeVar("F", bound=Fields)
 
@@ -34,7 +39,7 @@ def decode(body: bytes, kind: type[F]) -> F:
     if not isinstance(fields, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")
     try:
-        return msgspec.convert(_without_idle(fields, kind), kind, str_keys=True)
+        return msgspec.convert(_without_idle(kind.spelled_out(fields), kind), kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise _naming_the_field(error) from error
 

@@ -1,0 +1,214 @@
+"""The wording of `/v1/responses`: items of an output, and the events that tell of them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from core.gateway.answers.generations import Outcome, Step
+from core.gateway.answers.wording import Wording
+from core.gateway.dialects.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
+from core.gateway.dialects.reader import Reader
+from core.gateway.errors import Failure
+from core.gateway.schemas.items import ReasoningText, Status
+from core.gateway.schemas.response_objects import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    ContentPartAdded,
+    ContentPartDone,
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputCall,
+    OutputItem,
+    OutputItemAdded,
+    OutputItemDone,
+    OutputMessage,
+    OutputReasoning,
+    OutputText,
+    OutputTextDelta,
+    OutputTextDone,
+    OutputTokensDetails,
+    ReasoningTextDelta,
+    ReasoningTextDone,
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseError,
+    ResponseEvent,
+    ResponseFailed,
+    ResponseIncomplete,
+    ResponseInProgress,
+    ResponseObject,
+    ResponseUsage,
+    named,
+)
+from core.gateway.schemas.responses import ResponseBody
+
+
+def _id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(16)}"
+
+
+def _frame(event: ResponseEvent) -> bytes:
+    return b"event: " + named(event).encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
+
+
+class ResponseWording(Wording):
+    """Whole or streamed, the response is built event by event."""
+
+    def __init__(self, model: str, body: ResponseBody, reader: Reader) -> None:
+        self._reader = reader
+        self._number = -1
+        self._last: Step | None = None
+        self._response = ResponseObject(
+            id=_id("resp"),
+            created_at=int(time.time()),
+            model=model,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            metadata=body.metadata,
+            parallel_tool_calls=body.parallel_tool_calls,
+            reasoning=body.reasoning,
+            temperature=body.temperature,
+            text=body.text,
+            tool_choice=body.tool_choice,
+            tools=body.tools,
+            top_p=body.top_p,
+            user=body.user,
+        )
+
+    def whole(self, outcomes: Sequence[Outcome]) -> ResponseObject:
+        (outcome,) = outcomes
+        for delta in outcome.deltas:
+            for _ in self._step(Step(0, outcome.generation, delta)):
+                pass
+        for _ in self._closing():
+            pass
+        return self._response
+
+    def opening(self) -> Iterator[bytes]:
+        yield _frame(self._numbered(ResponseCreated, response=self._response))
+        yield _frame(self._numbered(ResponseInProgress, response=self._response))
+
+    def step(self, step: Step) -> Iterator[bytes]:
+        return map(_frame, self._step(step))
+
+    def closing(self) -> Iterator[bytes]:
+        return map(_frame, self._closing())
+
+    def failed(self, failure: Failure) -> Iterator[bytes]:
+        self._response.status = "failed"
+        self._response.error = ResponseError(failure.code or "server_error", failure.message)
+        yield _frame(self._numbered(ResponseFailed, response=self._response))
+
+    def _step(self, step: Step) -> Iterator[ResponseEvent]:
+        self._last = step
+        return self._tell(self._reader.push(step.delta.text, step.delta.tokens))
+
+    def _closing(self) -> Iterator[ResponseEvent]:
+        yield from self._tell(self._reader.finish())
+        if not self._response.output:
+            yield from self._open_message()
+        is_cut = self._last is not None and self._last.delta.finish_reason == "length"
+        yield from self._close("incomplete" if is_cut else "completed")
+        self._response.usage = self._usage()
+        self._response.completed_at = int(time.time())
+        self._response.status = "incomplete" if is_cut else "completed"
+        if is_cut:
+            self._response.incomplete_details = IncompleteDetails("max_output_tokens")
+            yield self._numbered(ResponseIncomplete, response=self._response)
+        else:
+            yield self._numbered(ResponseCompleted, response=self._response)
+
+    def _tell(self, pieces: Iterable[Piece]) -> Iterator[ResponseEvent]:
+        for piece in pieces:
+            match piece:
+                case Reasoning(text):
+                    if not isinstance(self._item, OutputReasoning):
+                        yield from self._open_reasoning()
+                    yield from self._more(text)
+                case Content(text):
+                    if not isinstance(self._item, OutputMessage):
+                        yield from self._open_message()
+                    yield from self._more(text)
+                case CallBegins(_, call_id, name):
+                    yield from self._open(OutputCall(id=_id("fc"), call_id=call_id, name=name))
+                case CallArguments(_, text):
+                    yield from self._more(text)
+
+    @property
+    def _item(self) -> OutputItem | None:
+        return self._response.output[-1] if self._response.output else None
+
+    def _open_message(self) -> Iterator[ResponseEvent]:
+        item = OutputMessage(id=_id("msg"))
+        yield from self._open(item)
+        yield self._of_item(ContentPartAdded, part=OutputText(""))
+        item.content.append(OutputText(""))
+
+    def _open_reasoning(self) -> Iterator[ResponseEvent]:
+        item = OutputReasoning(id=_id("rs"))
+        yield from self._open(item)
+        yield self._of_item(ContentPartAdded, part=ReasoningText(""))
+        item.content.append(ReasoningText(""))
+
+    def _open(self, item: OutputItem) -> Iterator[ResponseEvent]:
+        yield from self._close("completed")
+        self._response.output.append(item)
+        yield self._numbered(OutputItemAdded, output_index=self._index, item=item)
+
+    def _more(self, text: str) -> Iterator[ResponseEvent]:
+        match self._item:
+            case OutputCall() as call:
+                call.arguments += text
+                yield self._of_item(ArgumentsDelta, delta=text)
+            case OutputMessage(content=[part]):
+                part.text += text
+                yield self._of_item(OutputTextDelta, delta=text)
+            case OutputReasoning(content=[part]):
+                part.text += text
+                yield self._of_item(ReasoningTextDelta, delta=text)
+
+    def _close(self, status: Status) -> Iterator[ResponseEvent]:
+        item = self._item
+        match item:
+            case None:
+                return
+            case OutputCall():
+                yield self._of_item(ArgumentsDone, name=item.name, arguments=item.arguments)
+            case OutputMessage(content=[part]):
+                yield self._of_item(OutputTextDone, text=part.text)
+                yield self._of_item(ContentPartDone, part=part)
+            case OutputReasoning(content=[part]):
+                yield self._of_item(ReasoningTextDone, text=part.text)
+                yield self._of_item(ContentPartDone, part=part)
+        item.status = status
+        yield self._numbered(OutputItemDone, output_index=self._index, item=item)
+
+    @property
+    def _index(self) -> int:
+        return len(self._response.output) - 1
+
+    def _of_item(self, kind: Any, **fields: Any) -> ResponseEvent:
+        assert self._item is not None
+        return self._numbered(kind, item_id=self._item.id, output_index=self._index, **fields)
+
+    def _numbered(self, kind: Any, **fields: Any) -> ResponseEvent:
+        self._number += 1
+        event: ResponseEvent = kind(sequence_number=self._number, **fields)
+        return event
+
+    def _usage(self) -> ResponseUsage | None:
+        if self._last is None:
+            return None
+        generation, tokens = self._last.generation, self._last.delta.tokens
+        return ResponseUsage(
+            input_tokens=generation.prompt_tokens,
+            input_tokens_details=InputTokensDetails(generation.cached_tokens),
+            output_tokens=tokens,
+            output_tokens_details=OutputTokensDetails(self._reader.reasoning_tokens),
+            total_tokens=generation.prompt_tokens + tokens,
+        )

@@ -1,0 +1,127 @@
+"""What one request asks of the model's text, and how the model is asked and read for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from core.errors import RequestError
+from core.gateway.dialects.calls import CallReader
+from core.gateway.dialects.grammars import Function, answer_only, answer_or_calls, calls_only, strict_calls
+from core.gateway.dialects.reader import Reader
+from core.gateway.dialects.template import Template
+from core.gateway.dialects.thinking import Thinking, ThoughtReader
+from core.interfaces.engine import Conversation, GenerationRequest, Grammar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What a request asks of the text.
+
+    `functions` may be called; `required` says that one must be, `one` that no more may be. `schema` is the JSON schema
+    of the answer, where it has one. `effort` is how long to think, `options` what else the chat template is told.
+    `effort_field` and `schema_field` are how the endpoint calls these, for errors.
+    """
+
+    functions: tuple[Function, ...] = ()
+    required: bool = False
+    one: bool = False
+    schema: Mapping[str, Any] | None = None
+    effort: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    effort_field: str = "reasoning_effort"
+    schema_field: str = "response_format"
+
+
+def template_options(template: Template, wishes: Wishes) -> dict[str, Any]:
+    """What the chat template is told. Raises RequestError where it doesn't know how long to think.
+
+    An effort of "none" turns thinking off, also where the template knows only that.
+    """
+    if wishes.effort is None:
+        return dict(wishes.options)
+    if template.knows("reasoning_effort"):
+        effort: dict[str, Any] = {"reasoning_effort": wishes.effort}
+    elif template.knows("enable_thinking") and wishes.effort == "none":
+        effort = {"enable_thinking": False}
+    else:
+        raise RequestError(
+            f"'{wishes.effort_field}' is not supported: {wishes.effort!r}",
+            "this model's chat template doesn't know it",
+            "leave it out",
+            param=wishes.effort_field,
+            code="unsupported_parameter",
+        )
+    return {**effort, **wishes.options}
+
+
+class Dialect:
+    """Raises RequestError for wishes that this model can't honour."""
+
+    def __init__(self, template: Template, wishes: Wishes, options: Mapping[str, Any], thinking: Thinking) -> None:
+        if wishes.functions and template.form is None:
+            raise RequestError(
+                "this model can't be given functions to call",
+                "its chat template has no tool calls, or has them in a form that isn't known here",
+                "leave 'tools' out",
+                param="tools",
+                code="unsupported_parameter",
+            )
+        self._form = template.form if wishes.functions else None
+        self._wishes = wishes
+        self._options = options
+        self._thinking = thinking
+        self._grammar = self._held_to()
+
+    @property
+    def grammar_field(self) -> str | None:
+        """The request's field whose wishes the grammar is for, if there is one."""
+        if self._grammar is None:
+            return None
+        return self._wishes.schema_field if self._wishes.schema is not None else "tools"
+
+    def ask(self, request: GenerationRequest) -> GenerationRequest:
+        """The request of a conversation, with the functions on offer and the grammar that the wishes need."""
+        if not isinstance(request.prompt, Conversation):
+            return request
+        tools = tuple(_as_told(function) for function in self._wishes.functions)
+        prompt = replace(request.prompt, tools=tools, template_options=self._options)
+        marked = self._form is not None or self._thinking is not Thinking.NONE
+        return replace(request, prompt=prompt, grammar=self._grammar, special_tokens=marked)
+
+    def reader(self) -> Reader:
+        """A fresh one, for one generation's text."""
+        thoughts = calls = None
+        if self._thinking is not Thinking.NONE:
+            thoughts = ThoughtReader(opened=self._thinking is Thinking.OPENED)
+        if self._form is not None:
+            names = [function.name for function in self._wishes.functions]
+            calls = CallReader(self._form, names, one=self._wishes.one, forced=self._wishes.required)
+        return Reader(thoughts, calls)
+
+    def _held_to(self) -> Grammar | None:
+        wishes, form, thinking = self._wishes, self._form, self._thinking
+        if form is not None and wishes.required:
+            return calls_only(form, wishes.functions, thinking, one=wishes.one)
+        if form is not None and wishes.schema is not None:
+            if form.bare:
+                raise RequestError(
+                    f"'{wishes.schema_field}' and 'tools' don't go together with this model",
+                    "it writes calls as plain JSON, which can't be told from an answer in JSON",
+                    'ask for one of them, or set \'tool_choice\' to "none" or "required"',
+                    param=wishes.schema_field,
+                )
+            return answer_or_calls(wishes.schema, form, wishes.functions, thinking, one=wishes.one)
+        if wishes.schema is not None:
+            return answer_only(wishes.schema, thinking)
+        if form is not None and any(function.strict for function in wishes.functions):
+            return strict_calls(form, wishes.functions, one=wishes.one)
+        return None
+
+
+def _as_told(function: Function) -> dict[str, Any]:
+    """As templates expect a function: all that they look at is there."""
+    parameters = {"type": "object", "properties": {}} if function.parameters is None else dict(function.parameters)
+    told = {"name": function.name, "description": function.description or "", "parameters": parameters}
+    return {"type": "function", "function": told}

@@ -1,0 +1,103 @@
+"""The items of a response's input, and the messages that they are to the model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta, Struct, field
+
+from core.gateway.schemas.messages import told, told_call
+from core.interfaces.engine import Conversation
+
+Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(Struct, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
+    text: str
+
+
+class OutputTextPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="output_text"):
+    """What an earlier response said."""
+
+    text: str
+    annotations: Annotated[list[Any], Meta(max_length=0)] = field(default_factory=list)
+    logprobs: Annotated[list[Any], Meta(max_length=0)] | None = None
+
+
+class ReasoningText(Struct, forbid_unknown_fields=True, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class MessageItem(Struct, forbid_unknown_fields=True, tag_field="type", tag="message"):
+    """Of the user, or of the model as an earlier response had it. Its `type` may be left out."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputText | OutputTextPart]
+    id: str | None = None
+    status: Status | None = None
+
+
+class FunctionCallItem(Struct, forbid_unknown_fields=True, tag_field="type", tag="function_call"):
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: Status | None = None
+
+
+class FunctionCallOutputItem(Struct, forbid_unknown_fields=True, tag_field="type", tag="function_call_output"):
+    call_id: str
+    output: str | list[InputText]
+    id: str | None = None
+    status: Status | None = None
+
+
+class ReasoningItem(Struct, forbid_unknown_fields=True, tag_field="type", tag="reasoning"):
+    """What the model thought before; the model's chat template decides whether it is told of it."""
+
+    id: str | None = None
+    summary: Annotated[list[Any], Meta(max_length=0)] = field(default_factory=list)
+    content: list[ReasoningText] | None = None
+    status: Status | None = None
+
+
+InputItem: TypeAlias = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+
+
+def conversation_of(instructions: str | None, given: str | list[InputItem]) -> Conversation:
+    """What the model's template is given: what the assistant thought, said and called in a row is one message.
+
+    Raises RequestError for too much text.
+    """
+    messages: list[dict[str, Any]] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    for item in [MessageItem("user", given)] if isinstance(given, str) else given:
+        _append(messages, item)
+    return told(messages, "input")
+
+
+def _append(messages: list[dict[str, Any]], item: InputItem) -> None:
+    match item:
+        case MessageItem("assistant"):
+            _assistant(messages)["content"] += _text(item.content)
+        case MessageItem():
+            messages.append({"role": item.role, "content": _text(item.content)})
+        case ReasoningItem():
+            said = _assistant(messages)
+            said["reasoning_content"] = said.get("reasoning_content", "") + _text(item.content or "")
+        case FunctionCallItem():
+            call = told_call(item.call_id, item.name, item.arguments)
+            _assistant(messages).setdefault("tool_calls", []).append(call)
+        case FunctionCallOutputItem():
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+
+
+def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _text(content: str | list[Any]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)

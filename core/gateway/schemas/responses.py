@@ -1,0 +1,175 @@
+"""The request of `/v1/responses`.
+
+Field names and meanings follow the OpenAI API reference (platform.openai.com/docs/api-reference/responses). Responses
+aren't kept: nothing can refer to an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from msgspec import Meta, Struct, field
+
+from core.gateway.dialects.dialect import Wishes
+from core.gateway.dialects.grammars import ANY_OBJECT, Function
+from core.gateway.schemas.decoding import Fields, Idle
+from core.gateway.schemas.items import InputItem, conversation_of
+from core.gateway.schemas.tools import (
+    MAX_FUNCTIONS,
+    Effort,
+    FunctionName,
+    JsonObjectFormat,
+    Schema,
+    TextFormat,
+    ToolMode,
+    among,
+    require_call_possible,
+    require_distinct,
+)
+from core.interfaces.engine import GenerationRequest
+
+MAX_ITEMS = 4096
+MAX_METADATA = 16
+
+
+class ResponseFunction(Struct, forbid_unknown_fields=True, tag_field="type", tag="function"):
+    """With `strict` the arguments of a call fit `parameters`, a JSON schema."""
+
+    name: FunctionName
+    parameters: Schema | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+    def function(self) -> Function:
+        return Function(self.name, self.description, self.parameters, bool(self.strict))
+
+
+class ResponseChosenFunction(Struct, forbid_unknown_fields=True, tag_field="type", tag="function"):
+    """The one function that must be called."""
+
+    name: str
+
+
+class ResponseAllowedTools(Struct, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
+    """Only these of the functions on offer; the model isn't told of the others."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ResponseChosenFunction], Meta(min_length=1, max_length=MAX_FUNCTIONS)]
+
+
+class ResponseJsonSchema(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+    """The schema is held to whether `strict` or not."""
+
+    name: FunctionName
+    schema_: Schema = field(name="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Struct, forbid_unknown_fields=True):
+    format: TextFormat | JsonObjectFormat | ResponseJsonSchema = field(default_factory=TextFormat)
+
+
+class ReasoningConfig(Struct, forbid_unknown_fields=True):
+    effort: Effort | None = None
+
+
+ResponseToolChoice: TypeAlias = ToolMode | ResponseChosenFunction | ResponseAllowedTools
+
+
+class ResponseBody(Fields, kw_only=True):
+    """`user`, `safety_identifier` and `prompt_cache_key` are accepted, and change nothing."""
+
+    idle: ClassVar[Idle] = {
+        "background": (False,),
+        "context_management": ([],),
+        "conversation": (),
+        "include": ([],),
+        "max_tool_calls": (),
+        "previous_response_id": (),
+        "prompt": (),
+        "prompt_cache_retention": (),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "stream_options": ({}, {"include_obfuscation": False}),
+        "top_logprobs": (0,),
+        "truncation": ("disabled",),
+    }
+    idle_inside: ClassVar[Mapping[str, Idle]] = {
+        "input": {"async": (False,), "caller": (), "encrypted_content": (), "namespace": (), "phase": ()},
+        "reasoning": {"summary": (), "generate_summary": ()},
+        "text": {"verbosity": ()},
+    }
+
+    model: str
+    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_ITEMS)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    text: TextConfig = field(default_factory=TextConfig)
+    tools: Annotated[list[ResponseFunction], Meta(max_length=MAX_FUNCTIONS)] = field(default_factory=list)
+    tool_choice: ResponseToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    reasoning: ReasoningConfig = field(default_factory=ReasoningConfig)
+    metadata: Annotated[dict[str, str], Meta(max_length=MAX_METADATA)] = field(default_factory=dict)
+    stream: bool = False
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @classmethod
+    def spelled_out(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """A message among the input's items may leave its type out."""
+        match fields.get("input"):
+            case [*items]:
+                return {**fields, "input": [_typed(item) for item in items]}
+        return fields
+
+    def generation(self, client: str) -> GenerationRequest:
+        """What the engine is asked for. Raises RequestError for fields that conflict."""
+        return GenerationRequest(
+            prompt=conversation_of(self.instructions, self.input),
+            max_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            client=client,
+        )
+
+    def wishes(self) -> Wishes:
+        functions, required = self._functions()
+        return Wishes(
+            functions=functions,
+            required=required,
+            one=not self.parallel_tool_calls,
+            schema=self._schema(),
+            effort=self.reasoning.effort,
+            effort_field="reasoning.effort",
+            schema_field="text.format",
+        )
+
+    def _functions(self) -> tuple[tuple[Function, ...], bool]:
+        functions = tuple(tool.function() for tool in self.tools)
+        require_distinct(functions)
+        match self.tool_choice:
+            case "none":
+                return (), False
+            case ResponseChosenFunction(name):
+                return among(functions, [name], "tool_choice.name"), True
+            case ResponseAllowedTools(mode, tools):
+                return among(functions, [tool.name for tool in tools], "tool_choice.tools"), mode == "required"
+        require_call_possible(functions, self.tool_choice)
+        return functions, self.tool_choice == "required"
+
+    def _schema(self) -> Mapping[str, Any] | None:
+        match self.text.format:
+            case JsonObjectFormat():
+                return ANY_OBJECT
+            case ResponseJsonSchema(_, schema):
+                return schema
+        return None
+
+
+def _typed(item: Any) -> Any:
+    return {"type": "message", **item} if isinstance(item, dict) and "role" in item else item
