@@ -86,6 +86,10 @@ class RouteError(CoreError):
         self.node = node
         self.layers = layers
 
+    def again(self) -> RouteError:
+        """The same for one more that is told: an exception object remembers where it was raised."""
+        return RouteError(self.title, self.message, self.hint, node=self.node, layers=self.layers)
+
 
 class RequestError(CoreError):
     """A request that asks for what can't be had: `param` is the offending field, `code` OpenAI's error code."""

@@ -64,6 +64,16 @@ def serve(
     served_model_name: Annotated[
         str | None, typer.Option(help="Its name in the API. Default: the repo id or file name.")
     ] = None,
+    max_sessions: Annotated[int, typer.Option(help="Generations that run at once; others wait.", min=1)] = 64,
+    max_context: Annotated[
+        int | None, typer.Option(help="Tokens of prompt and answer. Default: what model and memory allow.", min=2)
+    ] = None,
+    prefix_cache: Annotated[
+        bool, typer.Option(help="Keep ended sessions' caches for prompts that begin alike, while memory allows.")
+    ] = True,
+    speculation: Annotated[
+        bool, typer.Option(help="Guess from the text itself where that saves steps; never changes an answer.")
+    ] = True,
     trust_remote_code: Annotated[bool, typer.Option(help="Run code that the model's repo carries.")] = False,
     hf_cache_dir: CacheDir = None,
     transport: TransportName = "trio-websocket",
@@ -91,6 +101,10 @@ def serve(
         device=device,
         threads=threads,
         target_node_memory=gigabytes(target_node_memory_gb),
+        max_sessions=max_sessions,
+        max_context=max_context,
+        prefix_cache=prefix_cache,
+        speculation=speculation,
         transport=transport,
         planner=planner,
     )

@@ -12,6 +12,7 @@ from typing import TypeVar
 import trio
 
 from core.coordinator.head import Head
+from core.coordinator.local_nodes import LOCAL_PREFIX
 from core.coordinator.members import Member
 from core.coordinator.route import Hop, Route
 from core.coordinator.settings import CoordinatorSettings
@@ -19,6 +20,7 @@ from core.errors import ChannelClosed, CoreError, RouteError, StageError, sole_e
 from core.interfaces.planner import Plan
 from core.protocol.messages import (
     Assignment,
+    ClearCache,
     ConnectPeer,
     LoadComplete,
     LoadFailed,
@@ -98,7 +100,12 @@ class RouteBuilder:
             if isinstance(answer, LoadComplete):
                 member.become("loaded")
                 member.weight_bytes = answer.weight_bytes
+                member.kv_tokens = answer.kv_tokens // self._sharing(member)
                 return
+
+    def _sharing(self, member: Member) -> int:
+        """How many nodes fill the memory that `member` has measured."""
+        return self.settings.local_nodes if member.node_id.startswith(LOCAL_PREFIX) else 1
 
     async def _connect(self, epoch: int, upstream: Member, member: Member, token: bytes) -> str:
         """How `upstream` reaches `member`: "direct", or "relayed" with the reason."""
@@ -118,7 +125,7 @@ class RouteBuilder:
             raise
         except CoreError as error:
             raise self._failed_proof(route, error) from error
-        await route.clear([PROOF_SESSION])
+        await route.order(ClearCache(route.epoch, [PROOF_SESSION]))
         for hop in route.hops:
             hop.member.become("ready")
 

@@ -5,97 +5,103 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
-from core.coordinator.head import Decoding, Head
+from core.coordinator.decoding import Decoding
 from core.coordinator.members import Member, Members
-from core.coordinator.route import Route
+from core.coordinator.scheduler import Scheduler
 from core.coordinator.session import Session
+from core.coordinator.speculation import Speculation
 from core.coordinator.supervisor import Supervisor
-from core.errors import Overloaded, RequestError
+from core.errors import RequestError
 from core.interfaces.engine import Conversation, GenerationRequest, NodeStatus
-from core.runtime.compute import ComputeThread
+from core.runtime.drafting import Drafter
+from core.runtime.grammar import Grammars
 from core.runtime.model import Model, Precision
 from core.runtime.sampling import Sampler, SamplingParams
 from core.runtime.tokenizer import Tokenizer
 
-MAX_SESSIONS = 64
 RATE_SECONDS = 10.0
-_FREE_SECONDS = 1.0
 
 
 class TokenRate:
     """Tokens per second over the last ten seconds."""
 
     def __init__(self) -> None:
-        self._times: deque[float] = deque(maxlen=16_384)
+        self._counts: deque[tuple[float, int]] = deque(maxlen=16_384)
 
-    def count(self) -> None:
-        self._times.append(time.monotonic())
+    def count(self, tokens: int) -> None:
+        self._counts.append((time.monotonic(), tokens))
 
     def per_second(self) -> float:
         now = time.monotonic()
-        while self._times and now - self._times[0] > RATE_SECONDS:
-            self._times.popleft()
-        return len(self._times) / RATE_SECONDS
+        while self._counts and now - self._counts[0][0] > RATE_SECONDS:
+            self._counts.popleft()
+        return sum(tokens for _, tokens in self._counts) / RATE_SECONDS
 
 
 @dataclass(slots=True)
 class Generator:
-    """Turns requests into sessions. One per loaded model."""
+    """Turns requests into sessions. One per loaded model. `max_context` None: the model's own."""
 
     model: Model
     precision: Precision
     tokenizer: Tokenizer
-    head: Head
-    compute: ComputeThread
+    grammars: Grammars
     supervisor: Supervisor
-    rate: TokenRate
+    scheduler: Scheduler
+    max_context: int | None = None
+    speculates: bool = True
     sessions: int = 0
     ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """Session 0 is the proof's."""
 
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and completion: what the model, its host and the route's memory have room for."""
+        own = self.model.spec.context_length
+        return min(own, self.max_context or own, self.scheduler.admission.budget.longest or own)
+
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Session]:
-        route = self.supervisor.ready_route()
-        if self.sessions + route.abandoned >= MAX_SESSIONS:
-            raise Overloaded(
-                f"{MAX_SESSIONS} sessions are running or being cleared away",
-                "no more are taken at once",
-                "try again shortly",
-            )
+        self.supervisor.ready_route()
         self.sessions += 1
         try:
-            prompt, decoding = await trio.to_thread.run_sync(self._prepare, request)
-            session = self._session(prompt, decoding, route)
+            session = await trio.to_thread.run_sync(self._prepare, request)
+            self.supervisor.ready_route()
             try:
+                await self.scheduler.admission.enter(session)
                 yield session
             finally:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + _FREE_SECONDS):
-                    await session.free()
+                self.scheduler.leave(session)
         finally:
             self.sessions -= 1
 
-    def _session(self, prompt: list[int], decoding: Decoding, route: Route) -> Session:
-        return Session(next(self.ids), prompt, decoding, route, self.head, self.compute, self.rate.count)
-
-    def _prepare(self, request: GenerationRequest) -> tuple[list[int], Decoding]:
+    def _prepare(self, request: GenerationRequest) -> Session:
         prompt = self._prompt_ids(request)
         room = self._room(len(prompt), request)
-        defaults = self.model.checkpoint.generation_config
-        temperature = _first(request.temperature, defaults.get("temperature"), 1.0)
-        params = SamplingParams(
-            temperature=temperature,
-            top_p=_first(request.top_p, defaults.get("top_p"), 1.0),
-            top_k=int(_first(request.top_k, defaults.get("top_k"), 0)),
-            seed=request.seed,
+        self.require_known(request.stop_token_ids, "stop_token_ids")
+        self.require_known(tuple(request.logit_bias), "logit_bias")
+        params = sampling_params(request, self.model.checkpoint.generation_config)
+        constraint = self.grammars.matcher(request.grammar) if request.grammar else None
+        eos = frozenset[int]() if request.ignore_eos else self.tokenizer.eos_ids
+        speculates = self.speculates and self.model.spec.rolls_back and constraint is None
+        decoding = Decoding(
+            sampler=Sampler(params, prompt=prompt, constraint=constraint),
+            text=self.tokenizer.text_stream(request.stop, special_tokens=request.special_tokens),
+            stop_ids=eos | frozenset(request.stop_token_ids),
+            max_tokens=room,
+            bounded=request.max_tokens is not None,
+            speculation=Speculation(Drafter() if speculates else None),
+            logprobs=request.logprobs,
+            prompt_logprobs_asked=request.prompt_logprobs,
         )
-        text = self.tokenizer.text_stream(request.stop)
-        return prompt, Decoding(Sampler(params), text, self.tokenizer.eos_ids, room)
+        return Session(next(self.ids), prompt, decoding, request.client)
 
     def _prompt_ids(self, request: GenerationRequest) -> list[int]:
         ids, param = self.encode(request.prompt), _param(request)
@@ -124,7 +130,7 @@ class Generator:
 
     def _room(self, prompt: int, request: GenerationRequest) -> int:
         """How many tokens may be decoded. Raises RequestError where the context has no room for what is asked."""
-        context = self.model.spec.context_length
+        context = self.context_length
         wanted = 1 if request.max_tokens is None else request.max_tokens
         if prompt + wanted > context:
             raise RequestError(
@@ -165,5 +171,22 @@ def _status_of(member: Member) -> NodeStatus:
     )
 
 
-def _first(*values: float | None) -> float:
-    return next(value for value in values if value is not None)
+def sampling_params(request: GenerationRequest, defaults: Mapping[str, Any]) -> SamplingParams:
+    """What the client asks for, or else the model's makers advise, or else nothing that shapes the draw."""
+    plain = SamplingParams()
+
+    def pick(name: str) -> Any:
+        own = getattr(plain, name)
+        return next((v for v in (getattr(request, name), defaults.get(name)) if v is not None), own)
+
+    return SamplingParams(
+        temperature=pick("temperature"),
+        top_p=pick("top_p"),
+        top_k=int(pick("top_k")),
+        min_p=pick("min_p"),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=pick("repetition_penalty"),
+        logit_bias=request.logit_bias,
+        seed=request.seed,
+    )

@@ -7,40 +7,24 @@ from dataclasses import dataclass
 
 import torch
 
+from core.coordinator.batch import Entry, Outcome
 from core.errors import StageError
 from core.interfaces.architecture import Ends
-from core.interfaces.engine import Delta, FinishReason
+from core.interfaces.engine import TokenLogprob
 from core.protocol.messages import Tensor
 from core.protocol.tensors import from_wire, to_wire
-from core.runtime.sampling import Sampler, choose, require_finite
-from core.runtime.tokenizer import TextStream
-
-
-@dataclass(slots=True)
-class Decoding:
-    """What one session's decoding has come to."""
-
-    sampler: Sampler
-    text: TextStream
-    eos_ids: frozenset[int]
-    max_tokens: int
-    tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A decoded token's delta, and the hidden state [1, hidden_size] of the next step (None at the end)."""
-
-    delta: Delta
-    hidden: Tensor | None
+from core.runtime.logprobs import Scored, score, score_rows
+from core.runtime.sampling import choose, finite_rows, require_finite
+from core.runtime.tokenizer import Tokenizer
 
 
 class Head:
-    def __init__(self, ends: Ends, width: int, device: torch.device, wire: torch.dtype) -> None:
+    def __init__(self, ends: Ends, width: int, device: torch.device, wire: torch.dtype, tokenizer: Tokenizer) -> None:
         self._ends = ends
         self._width = width
         self._device = device
         self._wire = wire
+        self._tokenizer = tokenizer
 
     @torch.inference_mode()
     def embed(self, tokens: Sequence[int]) -> Tensor:
@@ -50,33 +34,106 @@ class Head:
 
     def check(self, hidden: Tensor) -> None:
         """Raises StageError for what a session could not go on from: not this model's, or with no finite logits."""
-        require_finite(self._logits(hidden))
+        require_finite(self._ends.logits(self._rows(hidden, 1)))
 
     @torch.inference_mode()
-    def _logits(self, hidden: Tensor) -> torch.Tensor:
-        """The logits [1, vocab] of what came back. Raises StageError where it isn't hidden states of this model."""
-        if hidden.width != self._width or hidden.rows != 1:
-            raise StageError(f"hidden states of {hidden.rows} x {hidden.width} came back", f"not 1 x {self._width}")
-        return self._ends.logits(from_wire(hidden).to(self._device))
+    def step(self, hidden: Tensor, entries: Sequence[Entry]) -> list[Outcome]:
+        """Samples what the batch of `entries` brought. `hidden` has the rows that they want back, in order.
 
-    def step(self, hidden: Tensor, decoding: Decoding) -> Step:
-        """Samples a token from the last row, adds it to the text, and embeds it for the next step."""
-        logits = self._logits(hidden)
-        require_finite(logits)
-        [token] = choose(logits, [decoding.sampler], [decoding.tokens])
-        decoding.sampler.accept(token)
-        decoding.tokens += 1
-        finish: FinishReason | None = None
-        text = ""
-        if token in decoding.eos_ids:
-            finish = "stop"
-        else:
-            text = decoding.text.push(token)
-            if decoding.text.stopped:
-                finish = "stop"
-            elif decoding.tokens >= decoding.max_tokens:
-                finish = "length"
-        if finish is not None:
-            text += decoding.text.finish()
-            finish = "stop" if decoding.text.stopped else finish
-        return Step(Delta(text, decoding.tokens, finish), self.embed([token]) if finish is None else None)
+        Raises StageError where it isn't hidden states of this model; what is wrong with one session is its outcome's.
+        """
+        rows = self._rows(hidden, sum(entry.outputs for entry in entries))
+        outcomes = [Outcome(entry) for entry in entries]
+        sampled: list[tuple[Outcome, torch.Tensor]] = []
+        start = 0
+        for outcome in outcomes:
+            own = rows[start : start + outcome.entry.outputs]
+            start += outcome.entry.outputs
+            if outcome.entry.session.decoding.wants_prompt_logprobs:
+                self._read_prompt(outcome.entry, own)
+                own = own[-1:]
+            if _samples(outcome.entry):
+                sampled.append((outcome, own))
+        if sampled:
+            self._sample(sampled)
+        return outcomes
+
+    def _rows(self, hidden: Tensor, rows: int) -> torch.Tensor:
+        if hidden.width != self._width or hidden.rows != rows:
+            raise StageError(
+                f"hidden states of {hidden.rows} x {hidden.width} came back", f"not {rows} x {self._width}"
+            )
+        return from_wire(hidden).to(self._device) if rows else torch.empty(0, self._width, device=self._device)
+
+    def _sample(self, sampled: list[tuple[Outcome, torch.Tensor]]) -> None:
+        logits = self._ends.logits(torch.cat([rows for _, rows in sampled]) if len(sampled) > 1 else sampled[0][1])
+        finite = finite_rows(logits)
+        verifying: list[_Verification] = []
+        start = 0
+        for outcome, rows in sampled:
+            own = range(start, start + len(rows))
+            start = own.stop
+            if all(finite[row] for row in own):
+                verifying.append(_Verification(outcome, own))
+            else:
+                outcome.error = StageError(
+                    "the model's logits are not finite", hint="choose a compute dtype with more range: bf16 or fp32"
+                )
+        while verifying:
+            self._sample_one_each(logits, verifying)
+            verifying = [each for each in verifying if each.goes_on()]
+
+    def _sample_one_each(self, logits: torch.Tensor, verifying: list[_Verification]) -> None:
+        """The next row of each session, all in one draw."""
+        rows = torch.tensor([each.row for each in verifying], device=logits.device)
+        these = logits if len(rows) == len(logits) else logits[rows]
+        decodings = [each.outcome.entry.session.decoding for each in verifying]
+        tokens = choose(these, [each.sampler for each in decodings], [each.tokens for each in decodings])
+        for index, (each, token) in enumerate(zip(verifying, tokens, strict=True)):
+            asked = decodings[index].logprobs
+            if asked is not None:
+                each.outcome.logprobs += self._told(score(these[index : index + 1], [token], asked))
+            each.take(token)
+
+    def _read_prompt(self, entry: Entry, rows: torch.Tensor) -> None:
+        """The log probability of each prompt token that a row predicts."""
+        decoding, tokens = entry.session.decoding, entry.session.tokens
+        assert decoding.prompt_logprobs_asked is not None
+        if entry.start == 0:
+            decoding.prompt_logprobs = self._told([Scored(tokens[0], None)])
+        predicted = tokens[entry.start + 1 : entry.start + 1 + len(rows)]
+        scored = score_rows(rows, predicted, decoding.prompt_logprobs_asked, self._ends.logits)
+        decoding.prompt_logprobs += self._told(scored)
+
+    def _told(self, scored: Sequence[Scored]) -> list[TokenLogprob]:
+        return [each.told(self._tokenizer) for each in scored]
+
+
+@dataclass(slots=True)
+class _Verification:
+    """A session's rows of logits: the first follows its last token, each other one a draft, if that comes true."""
+
+    outcome: Outcome
+    rows: range
+    taken: int = 0
+
+    @property
+    def row(self) -> int:
+        return self.rows[self.taken]
+
+    def take(self, token: int) -> None:
+        text, self.outcome.finish = self.outcome.entry.session.decoding.take(token)
+        self.outcome.text += text
+        self.outcome.tokens.append(token)
+        self.taken += 1
+
+    def goes_on(self) -> bool:
+        """Whether the next row's draft is the token that was sampled."""
+        entry = self.outcome.entry
+        if self.outcome.finish is not None or self.taken > entry.drafts:
+            return False
+        return entry.tokens[len(entry.tokens) - entry.drafts + self.taken - 1] == self.outcome.tokens[-1]
+
+
+def _samples(entry: Entry) -> bool:
+    return entry.outputs > 0 and entry.is_last and entry.session.decoding.max_tokens > 0

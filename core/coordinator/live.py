@@ -12,14 +12,16 @@ from typing import Protocol
 import torch
 import trio
 
+from core.coordinator.admission import Admission
 from core.coordinator.builder import RouteBuilder
 from core.coordinator.generator import Generator, TokenRate, node_statuses
 from core.coordinator.head import Head
-from core.coordinator.local_nodes import run_local_nodes
+from core.coordinator.local_nodes import LOCAL_PREFIX, run_local_nodes
 from core.coordinator.members import Member, Members
+from core.coordinator.scheduler import Scheduler
 from core.coordinator.server import NodeServer
 from core.coordinator.settings import CoordinatorSettings
-from core.coordinator.supervisor import LOCAL_PREFIX, Supervisor
+from core.coordinator.supervisor import Supervisor
 from core.errors import ConfigError
 from core.interfaces.checkpoint import Progress
 from core.interfaces.engine import ClusterStatus
@@ -28,6 +30,7 @@ from core.protocol.codec import Packet
 from core.protocol.messages import Leave
 from core.runtime.compute import ComputeThread, open_compute_thread
 from core.runtime.device import default_threads, free_memory, pick, torch_dtype
+from core.runtime.grammar import Grammars
 from core.runtime.manifest import Manifest
 from core.runtime.model import Model, Precision, choose_wire
 from core.runtime.tokenizer import Tokenizer
@@ -105,11 +108,30 @@ class Live:
 
     async def _serve(self, model: Model, loaded: _Loaded, compute: ComputeThread) -> None:
         builder = RouteBuilder(self._settings, model, loaded.precision, loaded.head, compute, loaded.manifest)
+        admission = Admission(
+            max_sessions=self._settings.max_sessions,
+            keeps=self._settings.prefix_cache,
+            rolls_back=model.spec.rolls_back,
+        )
+        scheduler = Scheduler(loaded.head, compute, admission, self._rate.count)
         self._supervisor = Supervisor(
-            self._settings, self._members, self._planner, builder, self._free_at_start, self._sessions
+            self._settings,
+            self._members,
+            self._planner,
+            builder,
+            self._free_at_start,
+            self._sessions,
+            scheduler.serve,
         )
         self.generator = Generator(
-            model, loaded.precision, loaded.tokenizer, loaded.head, compute, self._supervisor, self._rate
+            model=model,
+            precision=loaded.precision,
+            tokenizer=loaded.tokenizer,
+            grammars=Grammars(loaded.tokenizer),
+            supervisor=self._supervisor,
+            scheduler=scheduler,
+            max_context=self._settings.max_context,
+            speculates=self._settings.speculation,
         )
         await self._supervisor.run()
 
@@ -132,7 +154,7 @@ class Live:
         ends = model.load_ends(precision, self._device, self._noting("loading embedding and head"))
         self._note("loading the tokenizer")
         tokenizer = Tokenizer(checkpoint.tokenizer(), eos_token_ids=_eos_ids(model))
-        head = Head(ends, model.spec.hidden_size, self._device, torch_dtype(precision.wire))
+        head = Head(ends, model.spec.hidden_size, self._device, torch_dtype(precision.wire), tokenizer)
         manifest = Manifest.of(model, self._noting("hashing the model's files"))
         return _Loaded(precision, tokenizer, head, manifest)
 

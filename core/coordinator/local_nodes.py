@@ -10,6 +10,8 @@ from typing import Any
 
 import trio
 
+LOCAL_PREFIX = "local-"
+"""Begins the id of every node that the coordinator started itself."""
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 30.0
 _HEALTHY_SECONDS = 60.0

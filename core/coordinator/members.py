@@ -40,6 +40,8 @@ class Member:
         self.progress: tuple[int, int] | None = None
         self.layers: range | None = None
         self.weight_bytes = 0
+        self.kv_tokens = 0
+        """Of KV cache: what its memory holds beside its layers."""
         self.upstream_link = ""
         """How its upstream neighbour reaches it: direct, or relayed with the reason; "" where it has none."""
         self.reported = NodeState(0, 0, 0, hello.free_memory)

@@ -11,7 +11,7 @@ import trio
 from core.coordinator.members import Member
 from core.errors import ChannelClosed, CoreError, ProtocolError, RouteError, StageError
 from core.protocol.codec import Packet
-from core.protocol.messages import ClearCache, HiddenState, InferenceError, PeerLost, Run
+from core.protocol.messages import CacheOrder, ClearCache, HiddenState, InferenceError, PeerLost, Run
 
 STALL_SECONDS = 120.0
 """A route that has batches and finishes none for this long is given up."""
@@ -29,8 +29,6 @@ class Hop:
 class Ticket:
     """A batch that is under way."""
 
-    session: int
-    abandoned: bool = False
     answered: trio.Event = field(default_factory=trio.Event)
     result: HiddenState | None = None
     error: CoreError | None = None
@@ -45,7 +43,6 @@ class Route:
         self.broken = trio.Event()
         self.failure: RouteError | None = None
         self._under_way: dict[str, Ticket] = {}
-        self._uncleared: set[int] = set()
         self._progressed_at = trio.current_time()
         self._ids = itertools.count(1)
 
@@ -56,7 +53,7 @@ class Route:
     async def submit(self, batch: Run) -> Ticket:
         """Sends `batch` on its way. Batches keep the order in which they were submitted. Raises RouteError."""
         if self.failure is not None:
-            raise _fresh(self.failure)
+            raise self.failure.again()
         request_id, ticket = self._register(batch)
         await self._enter(batch, request_id)
         return ticket
@@ -93,22 +90,18 @@ class Route:
         return len(self._under_way)
 
     @property
-    def abandoned(self) -> int:
-        """Of those, the ones of sessions that have ended."""
-        return sum(ticket.abandoned for ticket in list(self._under_way.values()))
+    def kv_tokens(self) -> int:
+        """For how many tokens of KV cache every hop has memory."""
+        return min(hop.member.kv_tokens for hop in self.hops)
 
-    async def clear(self, sessions: Sequence[int]) -> None:
-        """Frees the sessions' caches on every hop. Cut short, it leaves them to the next call."""
-        self._uncleared.update(sessions)
-        for ticket in list(self._under_way.values()):
-            ticket.abandoned = ticket.abandoned or ticket.session in sessions
+    async def order(self, order: CacheOrder) -> None:
+        """Has every hop do something with its caches, in turn with the batches. On a broken route it does nothing."""
         if self.failure is None:
-            freed = sorted(self._uncleared)
+            first = self.hops[0].member
             try:
-                await self.hops[0].member.link.send(ClearCache(self.epoch, freed))
-            except ChannelClosed:
-                return
-            self._uncleared.difference_update(freed)
+                await first.link.send(order)
+            except ChannelClosed as error:
+                self.fail(first.lost(str(error)))
 
     def clear_broken(self) -> None:
         """Frees what the hops that are left still hold of a broken route's sessions."""
@@ -121,7 +114,7 @@ class Route:
             return
         self.failure = failure
         for ticket in list(self._under_way.values()):
-            ticket.error = _fresh(failure)
+            ticket.error = failure.again()
             ticket.answered.set()
         self.broken.set()
 
@@ -139,7 +132,7 @@ class Route:
             await self._peer_lost(member, message.reason)
         elif isinstance(message, HiddenState) and index == len(self.hops) - 1:
             self._answer(packet.request_id, result=message)
-        elif isinstance(message, (Run, ClearCache)) and index < len(self.hops) - 1:
+        elif isinstance(message, (Run, CacheOrder)) and index < len(self.hops) - 1:
             await self._relay(self.hops[index + 1].member, packet)
         else:
             raise ProtocolError(f"node {member.node_id!r} sent a {message.TYPE} that is not its to send")
@@ -151,7 +144,7 @@ class Route:
         self.fail(member.cut_off(reason))
 
     def _register(self, batch: Run) -> tuple[str, Ticket]:
-        request_id, ticket = format(next(self._ids), "x"), Ticket(batch.segments[0].session)
+        request_id, ticket = format(next(self._ids), "x"), Ticket()
         self._under_way[request_id] = ticket
         return request_id, ticket
 
@@ -191,11 +184,6 @@ class Route:
             if hop.member is member:
                 return index
         raise ProtocolError(f"node {member.node_id!r} is not on route epoch {self.epoch}")
-
-
-def _fresh(failure: RouteError) -> RouteError:
-    """One of its own for each that is told, for an exception object remembers where it was raised."""
-    return RouteError(failure.title, failure.message, failure.hint, node=failure.node, layers=failure.layers)
 
 
 def _stage_error(hop: Hop, message: InferenceError) -> StageError:

@@ -1,88 +1,99 @@
-"""A session: one generation on one route, from the prompt's prefill to its last token."""
+"""A session: one generation, from its prompt to its last token. Its reader takes deltas; the scheduler makes them."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from core.coordinator.head import Decoding, Head, Step
-from core.coordinator.route import Route, Ticket
-from core.interfaces.engine import Delta, TokenLogprob
-from core.protocol.messages import HiddenState, RunDecode, RunPrefill, Segment, Tensor
-from core.runtime.compute import ComputeThread
+import trio
 
-PREFILL_ROWS = 512
-"""Rows of one prefill chunk: others' decode steps pass between two chunks."""
-MOST_CHUNKS_UNDER_WAY = 8
-"""Of one session: a node's inbox holds those of all sessions."""
+from core.coordinator.decoding import Decoding
+from core.errors import CoreError
+from core.interfaces.engine import Delta, TokenLogprob
+
+READ_AHEAD = 32
+"""Steps that a session may be ahead of its reader."""
 
 
 class Session:
-    """The Generation of core.interfaces.engine. `on_token` is called for every decoded token."""
+    """The Generation of core.interfaces.engine.
 
-    def __init__(
-        self,
-        session_id: int,
-        prompt: Sequence[int],
-        decoding: Decoding,
-        route: Route,
-        head: Head,
-        compute: ComputeThread,
-        on_token: Callable[[], None],
-    ) -> None:
+    `tokens` are the prompt's and those decoded since; the route's caches hold the first `cached` of them, or will
+    once the batches have passed that are `under_way`. Whatever is not cached is to be run: a prompt, the last token,
+    or all of it again.
+    """
+
+    def __init__(self, number: int, prompt: Sequence[int], decoding: Decoding, client: str = "") -> None:
+        self.number = number
+        self.cache = number
+        """Under which the stages keep its KV: its own number, or that of the ended session whose caches it took."""
+        self.client = client
+        self.tokens = list(prompt)
+        self.decoding = decoding
         self.prompt_tokens = len(prompt)
         self.cached_tokens = 0
-        self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
-        self._id = session_id
-        self._prompt = prompt
-        self._decoding = decoding
-        self._route = route
-        self._head = head
-        self._compute = compute
-        self._on_token = on_token
-        self._begun = False
+        self.cached = 0
+        self.most_cached = 0
+        """Drafts included that did not come true: the caches have memory for so many tokens."""
+        self.reserved = 0
+        self.arrival = 0
+        self.admitted = trio.Event()
+        self.under_way = 0
+        self.busy = False
+        """Whether a batch that is made up or under way decides what it does next."""
+        self.queued = False
+        self.answered = False
+        """Whether a token was decoded on these caches: what comes next are decode steps."""
+        self.alone = False
+        """Whether a batch failed that it was in with others: the next one is its own."""
+        self.restarted = False
+        """Whether it was begun anew because its caches failed it."""
+        self.over = False
+        self.failure: CoreError | None = None
+        self.on_read: Callable[[], None] | None = None
+        """Called when its reader has caught up."""
+        self._unread: deque[Delta | CoreError] = deque()
+        self._told = trio.Event()
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
+        return tuple(self.decoding.prompt_logprobs)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether its reader has to catch up before it goes on."""
+        return len(self._unread) >= READ_AHEAD
+
+    def tell(self, delta: Delta) -> None:
+        self.over = self.over or delta.finish_reason is not None
+        self._unread.append(delta)
+        self._told.set()
+
+    def fail(self, error: CoreError) -> None:
+        """Its reader gets `error` once it has read what came before."""
+        if not self.over:
+            self.over, self.failure = True, error
+            self._unread.append(error)
+            self._told.set()
+            self.admitted.set()
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        answer = await self._prefill()
-        position = len(self._prompt)
+        """Whoever is admitted is told something, a failure at least: the route's own deadlines see to it."""
         while True:
-            step, ticket = await self._compute.run(self._step, answer.hidden, position)
-            self._on_token()
-            if step.hidden is not None and ticket is None:
-                ticket = await self._route.submit(self._decode(step.hidden, position))
-            yield step.delta
-            if ticket is None:
+            while not self._unread:
+                self._told = trio.Event()
+                await self._told.wait()
+            was_ahead = self.is_ahead
+            news = self._unread.popleft()
+            if was_ahead and self.on_read is not None:
+                self.on_read()
+            if isinstance(news, CoreError):
+                raise news
+            yield news
+            if news.finish_reason is not None:
                 return
-            answer = await self._route.answer(ticket)
-            position += 1
 
-    def _step(self, hidden: Tensor, position: int) -> tuple[Step, Ticket | None]:
-        """In the compute thread, which sends the next step on its way itself where it can."""
-        step = self._head.step(hidden, self._decoding)
-        if step.hidden is None:
-            return step, None
-        return step, self._route.submit_now(self._decode(step.hidden, position))
-
-    def _decode(self, hidden: Tensor, position: int) -> RunDecode:
-        return RunDecode(self._route.epoch, [Segment(self._id, position, rows=1, outputs=1)], hidden)
-
-    async def _prefill(self) -> HiddenState:
-        """Chunks follow each other through the stages, so that every stage has one to work on."""
-        under_way: deque[Ticket] = deque()
-        for start in range(0, len(self._prompt), PREFILL_ROWS):
-            if len(under_way) > min(len(self._route.hops), MOST_CHUNKS_UNDER_WAY):
-                await self._route.answer(under_way.popleft())
-            chunk = self._prompt[start : start + PREFILL_ROWS]
-            is_last = start + len(chunk) == len(self._prompt)
-            segment = Segment(self._id, start, rows=len(chunk), outputs=1 if is_last else 0)
-            hidden = await self._compute.run(self._head.embed, chunk)
-            self._begun = True
-            under_way.append(await self._route.submit(RunPrefill(self._route.epoch, [segment], hidden)))
-        for ticket in under_way:
-            answer = await self._route.answer(ticket)
-        return answer
-
-    async def free(self) -> None:
-        """Frees the session's caches on every hop, where there are any."""
-        if self._begun:
-            await self._route.clear([self._id])
+    def restart(self, cached: int = 0) -> None:
+        """It goes on from caches that hold so many of its tokens: the others are prefilled."""
+        self.cached = cached
+        self.answered = self.alone = False

@@ -13,6 +13,8 @@ class CoordinatorSettings:
     """`max_nodes` None: no bound. `target_node_memory` (bytes) stands in for a node that can't tell its memory.
 
     `dtype` None: what the quantizer asks for. `keep_head`: embedding and head are not quantized.
+    `max_sessions` run at once, others wait; `max_context` (tokens) None: as much as the model and the nodes' memory
+    allow. `prefix_cache`: ended sessions' caches stay for prompts that begin alike.
     `local_nodes` are started beside the coordinator, and share this machine's memory among them.
     """
 
@@ -30,5 +32,9 @@ class CoordinatorSettings:
     device: str = "auto"
     threads: int | None = None
     target_node_memory: int | None = None
+    max_sessions: int = 64
+    max_context: int | None = None
+    prefix_cache: bool = True
+    speculation: bool = True
     transport: str = "trio-websocket"
     planner: str = "balanced"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import trio
 
 from core.coordinator.builder import LoadRefused, RouteBuilder
+from core.coordinator.local_nodes import LOCAL_PREFIX
 from core.coordinator.members import Member, Members
 from core.coordinator.planning import node_memory, plan_request
 from core.coordinator.route import Route
@@ -15,7 +16,7 @@ from core.coordinator.settings import CoordinatorSettings
 from core.errors import ChannelClosed, CoreError, NotReady, PlanError, ProtocolError, RouteError
 from core.interfaces.planner import Candidate, Plan, Planner
 from core.protocol.codec import Packet
-from core.protocol.messages import ClearCache, HiddenState, InferenceError, PeerLost, Release, Run
+from core.protocol.messages import CacheOrder, HiddenState, InferenceError, PeerLost, Release, Run
 
 RETRY_SECONDS = 5.0
 FAILED_SECONDS = 30.0
@@ -23,8 +24,6 @@ FAILED_SECONDS = 30.0
 DRAIN_SECONDS = 30.0
 """What a node that pauses gives the generations that run on it."""
 _DRAIN_POLL_SECONDS = 0.1
-LOCAL_PREFIX = "local-"
-"""Begins the id of every node that the coordinator started itself."""
 _ANEW = "the cluster plans anew with the nodes that are left; send the request again"
 _LOADING = "the nodes load their layers"
 _log = logging.getLogger(__name__)
@@ -41,9 +40,12 @@ class Supervisor:
         builder: RouteBuilder,
         free_at_start: int,
         sessions: Callable[[], int],
+        serve: Callable[[Route], Awaitable[None]],
     ) -> None:
-        """`free_at_start`: bytes that the device of this machine had free before anything was loaded. `sessions`
-        tells how many generations run."""
+        """`free_at_start`: bytes that the device of this machine had free before anything was loaded.
+
+        `sessions` tells how many generations run; `serve` runs them on a route until it breaks.
+        """
         self.state = "waiting"
         self.detail = ""
         self.required = settings.min_nodes
@@ -55,6 +57,7 @@ class Supervisor:
         self._builder = builder
         self._free_at_start = free_at_start
         self._sessions = sessions
+        self._serve = serve
         self._route: Route | None = None
         self._lost = ""
 
@@ -79,7 +82,7 @@ class Supervisor:
             self._become("ready", "")
             self._lost = ""
             _log.info("route %d is ready: %s", route.epoch, _describe(plan))
-            await route.broken.wait()
+            await self._serve(route)
             self._lost = str(route.failure)
             _log.warning("route %d broke: %s", route.epoch, route.failure)
             route.clear_broken()
@@ -104,7 +107,7 @@ class Supervisor:
         """A route's message from a member: of the present epoch it goes to the route, of an older one nowhere."""
         message = packet.message
         route = self._route
-        if not isinstance(message, (Run, ClearCache, HiddenState, InferenceError, PeerLost)):
+        if not isinstance(message, (Run, CacheOrder, HiddenState, InferenceError, PeerLost)):
             raise ProtocolError(f"node {member.node_id!r} sent a {message.TYPE}")
         if route is not None and message.epoch == route.epoch:
             await route.take(member, packet)

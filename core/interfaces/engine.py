@@ -105,7 +105,9 @@ class Generation(Protocol):
 
     prompt_tokens: int
     cached_tokens: int
-    prompt_logprobs: tuple[TokenLogprob, ...]
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob, ...]: ...
 
     def __aiter__(self) -> AsyncIterator[Delta]: ...
 

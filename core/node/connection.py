@@ -19,7 +19,7 @@ from core.node.state import Node
 from core.protocol.messages import (
     PROTOCOL_VERSION,
     Assignment,
-    ClearCache,
+    CacheOrder,
     ConnectPeer,
     Device,
     Error,
@@ -110,7 +110,7 @@ class Connection:
             raise ChannelClosed("the coordinator left", message.reason)
         elif isinstance(message, Error):
             raise _farewell(message)
-        elif isinstance(message, (Run, ClearCache, ConnectPeer)):
+        elif isinstance(message, (Run, CacheOrder, ConnectPeer)):
             epoch = self._epoch
             if epoch is None or message.epoch != epoch.assignment.epoch:
                 return

@@ -20,8 +20,10 @@ from core.node.state import Node
 from core.protocol.codec import Packet
 from core.protocol.messages import (
     Assignment,
+    CacheOrder,
     ClearCache,
     ConnectPeer,
+    CopyCache,
     HiddenState,
     InferenceError,
     LoadComplete,
@@ -43,6 +45,8 @@ from core.runtime.stage import Stage
 _INBOX = 1024
 """More batches than a coordinator ever has in flight."""
 _STATE_SECONDS = 0.25
+KV_SHARE = 0.9
+"""Of the memory that is free once a stage is loaded, for KV caches: batches need room as well."""
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -98,8 +102,8 @@ class Epoch:
 
     def _begin(self, packet: Packet, stage: Stage) -> _Work:
         message, compute = packet.message, self._node.compute
-        if isinstance(message, ClearCache):
-            return _Work(packet, compute.start(_clear, stage, message))
+        if isinstance(message, CacheOrder):
+            return _Work(packet, compute.start(_obey, stage, message))
         assert isinstance(message, Run)
         last, link = self.assignment.is_last, self._onward()
         return _Work(packet, compute.start(_run_stage, stage, message, self._wire, last, link, packet.request_id))
@@ -129,7 +133,7 @@ class Epoch:
         try:
             while True:
                 packet = await link.receive()
-                if not isinstance(packet.message, (Run, ClearCache)):
+                if not isinstance(packet.message, (Run, CacheOrder)):
                     raise ProtocolError(f"the upstream node sent a {packet.message.TYPE}")
                 if packet.message.epoch == self.assignment.epoch:
                     self.put(packet)
@@ -150,10 +154,19 @@ class Epoch:
             activity.become("error", str(error))
             await self._control.send(LoadFailed(epoch, clipped(error)))
             return None
-        await self._control.send(LoadComplete(epoch, loaded.stage.nbytes, loaded.read_bytes, loaded.seconds))
+        done = LoadComplete(
+            epoch, loaded.stage.nbytes, loaded.read_bytes, self._kv_tokens(loaded.stage), loaded.seconds
+        )
+        await self._control.send(done)
         activity.weight_bytes = loaded.stage.nbytes
         activity.become("ready", layers=self.layers)
         return loaded.stage
+
+    def _kv_tokens(self, stage: Stage) -> int:
+        """How many tokens' KV caches fit beside the stage: into the user's own cap, or most of what is free."""
+        free, cap = free_memory(self._node.device), self._node.max_memory
+        room = free * KV_SHARE if cap is None else min(free, max(0, cap - stage.nbytes))
+        return int(room) // stage.kv_token_bytes
 
     async def _load_in_thread(self) -> LoadedStage:
         node, token = self._node, trio.lowlevel.current_trio_token()
@@ -221,7 +234,7 @@ class Epoch:
 
     async def _hand_on(self, message: Message, request_id: str) -> None:
         """A lost neighbour is reported elsewhere."""
-        if isinstance(message, ClearCache) and self.assignment.is_last:
+        if isinstance(message, CacheOrder) and self.assignment.is_last:
             return
         link = self._onward()
         try:
@@ -280,12 +293,16 @@ def _run_stage(stage: Stage, batch: Run, wire: torch.dtype, last: bool, link: Li
     return _Done(message, in_turn and link.send_now(message, request_id))
 
 
-def _clear(stage: Stage, message: ClearCache) -> _Done:
-    if message.sessions:
-        stage.caches.clear(message.sessions)
+def _obey(stage: Stage, order: CacheOrder) -> _Done:
+    sent = False
+    if isinstance(order, CopyCache):
+        stage.caches.copy(order.source, order.target, order.length)
+    elif isinstance(order, ClearCache) and order.sessions:
+        stage.caches.clear(order.sessions)
     else:
         stage.caches.clear_all()
-    return _Done(message, sent=not message.sessions)
+        sent = True
+    return _Done(order, sent)
 
 
 def _usage_of(stage: Stage) -> NodeState:

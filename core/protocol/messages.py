@@ -158,12 +158,16 @@ class LoadProgress(Message, frozen=True):
 
 
 class LoadComplete(Message, frozen=True):
-    """`weight_bytes` are held, `read_bytes` were read from the checkpoint (0 where the stage was kept)."""
+    """`weight_bytes` are held, `read_bytes` were read from the checkpoint (0 where the stage was kept).
+
+    Beside them the node's memory holds the KV cache of `kv_tokens` tokens.
+    """
 
     TYPE: ClassVar = "LOAD_COMPLETE"
     epoch: Count
     weight_bytes: Count
     read_bytes: Count
+    kv_tokens: Count
     seconds: float
 
 
@@ -291,14 +295,28 @@ class InferenceError(Message, frozen=True):
     message: Text
 
 
-class ClearCache(Message, frozen=True):
-    """Frees sessions. Travels the route like the data, so that it can't overtake a batch of the same session.
+class CacheOrder(Message, frozen=True):
+    """Has to do with caches. Travels the route like the data, so that it can't overtake a batch of the same session."""
+
+    epoch: Count
+
+
+class CopyCache(CacheOrder, frozen=True):
+    """Begins the session `target` with the first `length` tokens of `source`, which keeps its own."""
+
+    TYPE: ClassVar = "COPY_CACHE"
+    source: Count
+    target: Count
+    length: Count
+
+
+class ClearCache(CacheOrder, frozen=True):
+    """Frees sessions.
 
     Without sessions it frees all of the stage that gets it, and travels no further: the route is broken.
     """
 
     TYPE: ClassVar = "CLEAR_CACHE"
-    epoch: Count
     sessions: Annotated[list[Count], msgspec.Meta(max_length=4096)]
 
 

@@ -23,8 +23,18 @@ def capacity(tokens: int) -> int:
 
     It grows by a block, or by a quarter of the last power of two.
     """
-    step = max(_BLOCK, 1 << max(0, (tokens - 1).bit_length() - 3))
+    step = _step(tokens)
     return -(-tokens // step) * step
+
+
+def longest_within(tokens: int) -> int:
+    """How many tokens a cache can hold that has memory for `tokens`: the largest with a `capacity` within it."""
+    step = _step(tokens)
+    return tokens // step * step
+
+
+def _step(tokens: int) -> int:
+    return max(_BLOCK, 1 << max(0, (tokens - 1).bit_length() - 3))
 
 
 class Segment(Protocol):

@@ -111,7 +111,9 @@ class Model:
         specs = [spec for layer in layers for spec in self._layer_specs(layer)]
         weights = self._weights(specs, precision, device, progress, seen)
         stack = self.architecture.build_layers(self.spec, layers, weights)
-        return Stage(stack, layers, device, precision.residual, nbytes=weights.nbytes), weights.read_bytes
+        kv_token_bytes = len(layers) * self.kv_bytes(1, precision)
+        stage = Stage(stack, layers, device, precision.residual, nbytes=weights.nbytes, kv_token_bytes=kv_token_bytes)
+        return stage, weights.read_bytes
 
     def load_ends(self, precision: Precision, device: torch.device, progress: Progress | None = None) -> Ends:
         weights = self._weights(self._end_specs(), precision.of_ends, device, progress)

@@ -16,15 +16,23 @@ class Stage:
     """Runs batches through `layers`. Not thread-safe: one compute thread owns it.
 
     The residual stream inside has `residual_dtype`: the wider of the compute and the wire dtype, so that a cast to
-    the wire is the only place where it can lose anything.
+    the wire is the only place where it can lose anything. One token leaves `kv_token_bytes` bytes in its caches.
     """
 
     def __init__(
-        self, stack: LayerStack, layers: range, device: torch.device, residual_dtype: torch.dtype, *, nbytes: int
+        self,
+        stack: LayerStack,
+        layers: range,
+        device: torch.device,
+        residual_dtype: torch.dtype,
+        *,
+        nbytes: int,
+        kv_token_bytes: int,
     ) -> None:
         self.layers = layers
         self.device = device
         self.nbytes = nbytes
+        self.kv_token_bytes = kv_token_bytes
         self.caches = CacheStore(layers)
         self._stack = stack
         self._residual_dtype = residual_dtype

@@ -188,7 +188,7 @@ async def test_neighbours_that_do_not_reach_each_other_are_relayed(
     model: Path, prompt: tuple[int, ...], oracle: str, relayed: int
 ) -> None:
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, min_nodes=3) as cluster:
+        async with memory_cluster(model, min_nodes=3, prefix_cache=False) as cluster:
             for index, node_id in enumerate("abc"):
                 one_way = OneWay(cluster.network, cluster.machines.values())
                 await cluster.start_node(node_id, machine=one_way if index >= 3 - relayed else None)

@@ -242,7 +242,7 @@ async def test_a_node_of_another_version_ends_with_the_reason(model: Path, monke
                 await run_node(settings, plugins_on(Machine(cluster.network)), Activity())
 
 
-@pytest.mark.parametrize("first", [Ping(1), HelloAck(1), LoadComplete(1, 1, 1, 1.0), None], ids=repr)
+@pytest.mark.parametrize("first", [Ping(1), HelloAck(1), LoadComplete(1, 1, 1, 1, 1.0), None], ids=repr)
 async def test_a_stranger_is_refused(model: Path, clock: MockClock, first: Message | None) -> None:
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a") as cluster:
@@ -331,7 +331,7 @@ async def test_what_a_member_says_after_it_left_goes_nowhere(model: Path, inside
             [member] = inside(cluster).members.all()
             cluster.stop_node("a")
             await cluster.until(lambda status: not status.nodes)
-            member.post(LoadComplete(1, 1, 1, 1.0))
+            member.post(LoadComplete(1, 1, 1, 1, 1.0))
 
 
 async def test_who_leaves_on_purpose_is_gone_at_once(model: Path) -> None:

@@ -15,10 +15,10 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core.coordinator.route import STALL_SECONDS
-from core.errors import Overloaded, RequestError, RouteError, StageError
+from core.errors import RequestError, RouteError, StageError
 from core.interfaces.engine import Conversation, GenerationRequest
 from core.interfaces.transport import Channel
-from core.protocol.messages import RunDecode, Segment, Tensor
+from core.protocol.messages import ClearCache, RunDecode, Segment, Tensor
 from core.runtime.stage import Stage
 from core.runtime.tokenizer import Tokenizer
 from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster, pass_time
@@ -38,8 +38,9 @@ class Alone(Machine):
 
 
 @asynccontextmanager
-async def ready_cluster(model: Path, links: str = "direct") -> AsyncIterator[MemoryCluster]:
-    async with memory_cluster(model, min_nodes=3) as cluster:
+async def ready_cluster(model: Path, links: str = "direct", **settings: Any) -> AsyncIterator[MemoryCluster]:
+    """Ended sessions' caches are freed at once, unless the test says otherwise."""
+    async with memory_cluster(model, min_nodes=3, **{"prefix_cache": False, **settings}) as cluster:
         for node_id in NODES:
             machine = Alone(cluster.network) if links == "relayed" else Machine(cluster.network)
             if isinstance(machine, Alone):
@@ -96,7 +97,7 @@ async def test_text_is_the_oracles_also_for_many_at_once(
 async def test_prefill_in_chunks_gives_the_same_text(
     model: Path, prompt: tuple[int, ...], oracle: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("core.coordinator.session.PREFILL_ROWS", 7)
+    monkeypatch.setattr("core.coordinator.pace.MOST_ROWS", 7)
     with trio.fail_after(SECONDS):
         async with ready_cluster(model) as cluster:
             assert await cluster.text(prompt, TOKENS) == oracle
@@ -141,7 +142,7 @@ async def test_who_is_cancelled_while_a_stage_computes_leaves_nothing(
     stages: list[Stage],
 ) -> None:
     """The CLEAR_CACHE that frees a session must not overtake the batch that is under way, or that begins it anew."""
-    monkeypatch.setattr("core.coordinator.session.PREFILL_ROWS", 7)
+    monkeypatch.setattr("core.coordinator.pace.MOST_ROWS", 7)
     batches = {"in the first prefill chunk": 0, "in a later one": 1, "in a decode step": 5}[when]
     with trio.fail_after(SECONDS):
         async with ready_cluster(model, links) as cluster:
@@ -184,21 +185,19 @@ async def test_many_that_come_and_go_leave_nothing(
             assert await cluster.text(prompt, TOKENS) == oracle
 
 
-async def test_a_session_that_lost_its_cache_fails_alone(
+async def test_a_session_that_lost_its_cache_begins_anew(
     model: Path, prompt: tuple[int, ...], oracle: str, inside: Any, stages: list[Stage]
 ) -> None:
     with trio.fail_after(SECONDS):
         async with ready_cluster(model) as cluster:
             async with (
-                cluster.generating(prompt, max_tokens=400) as unlucky,
+                cluster.generating(prompt, max_tokens=TOKENS) as unlucky,
                 cluster.generating(prompt, max_tokens=TOKENS) as lucky,
             ):
-                await inside(cluster).route.clear([1])
-                with pytest.raises(StageError, match=r"node 'a' failed on layers \[0, 2\).*session 1 has 0 tokens"):
-                    await unlucky.result()
+                await inside(cluster).route.order(ClearCache(1, [1]))
+                assert await unlucky.result() == oracle
                 assert await lucky.result() == oracle
-            status = cluster.coordinator.status()
-            assert (status.state, status.route_epoch) == ("ready", 1)
+            assert cluster.coordinator.status().route_epoch == 1
             await nothing_is_left(cluster, stages)
 
 
@@ -244,48 +243,23 @@ async def test_a_batch_that_contradicts_itself_fails_alone(
             assert await cluster.text(prompt, TOKENS) == oracle
 
 
-async def test_no_more_sessions_than_the_bound(
-    model: Path, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("core.coordinator.generator.MAX_SESSIONS", 2)
-    request = GenerationRequest(prompt, max_tokens=1)
-    with trio.fail_after(SECONDS):
-        async with ready_cluster(model) as cluster:
-            generate = cluster.coordinator.generate
-            async with generate(request):
-                async with generate(request):
-                    with pytest.raises(Overloaded, match="2 sessions are running"):
-                        async with generate(request):
-                            pass
-                async with generate(request):
-                    assert cluster.coordinator.status().sessions == 2
-            assert cluster.coordinator.status().sessions == 0
-
-
 async def test_clients_that_come_and_go_fill_no_queue(
     model: Path, prompt: tuple[int, ...], oracle: str, gate: Any, inside: Any, stages: list[Stage]
 ) -> None:
-    """While a stage is busy, what ended sessions have sent still waits for it, and counts."""
-    outcomes: list[str] = []
+    """While a stage is busy, what ended sessions have sent still waits for it, and no more is sent behind it."""
 
     async def come_and_go(cluster: MemoryCluster) -> None:
-        outcome = "went"
         with trio.move_on_after(0.01):
-            try:
-                await cluster.text(prompt, 5)
-            except Overloaded:
-                outcome = "refused"
-        outcomes.append(outcome)
+            await cluster.text(prompt, 5)
 
     with trio.fail_after(SECONDS):
         async with ready_cluster(model) as cluster:
             gate.close_after(0)
-            for _ in range(60):
+            for _ in range(30):
                 async with trio.open_nursery() as nursery:
                     for _ in range(20):
                         nursery.start_soon(come_and_go, cluster)
-            assert outcomes.count("went") >= 60
-            assert outcomes.count("refused") >= 1000
+            assert 1 <= inside(cluster).route.under_way <= len(NODES)
             gate.open()
             await cluster.until(lambda _: inside(cluster).route.under_way == 0)
             await nothing_is_left(cluster, stages)

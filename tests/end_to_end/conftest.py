@@ -113,7 +113,7 @@ def shared_cluster(portal: BlockingPortal) -> SharedCluster:
 @pytest.fixture(scope="session")
 def pair(shared_cluster: SharedCluster, model: Path) -> Iterator[Cluster]:
     """Two local nodes that serve `model` in fp32. Tests leave it as they found it."""
-    with shared_cluster(model, "--dtype", "fp32", local_nodes=2) as cluster:
+    with shared_cluster(model, "--dtype", "fp32", "--no-prefix-cache", local_nodes=2) as cluster:
         yield cluster
 
 

@@ -25,6 +25,7 @@ from core.protocol.messages import (
     Chunk,
     ClearCache,
     ConnectPeer,
+    CopyCache,
     Device,
     Error,
     Hello,
@@ -88,7 +89,7 @@ EXAMPLES: list[Message] = [
         link_token=TOKEN,
     ),
     LoadProgress(3, "download", 10, 20),
-    LoadComplete(3, 2**33, 0, 1.5),
+    LoadComplete(3, 2**33, 0, 4096, 1.5),
     LoadFailed(3, "the disk is full"),
     ConnectPeer(3, ["192.168.1.7"], 50_123, TOKEN),
     PeerConnected(3, False, "it timed out"),
@@ -105,6 +106,7 @@ EXAMPLES: list[Message] = [
     HiddenState(3, Tensor("bf16", 1, 4, bytes(range(8))), [17, 18]),
     InferenceError(3, "layers [4, 9) computed hidden states that are not finite"),
     ClearCache(3, [1, 2**60]),
+    CopyCache(3, 1, 2**60, 4096),
 ]
 
 

@@ -14,6 +14,7 @@ from core.protocol.codec import Decoder, Packet, encode
 from core.protocol.messages import (
     Assignment,
     ClearCache,
+    CopyCache,
     Hello,
     HiddenState,
     NodeState,
@@ -38,6 +39,7 @@ MESSAGES = [
     Assignment(1, "m", None, "llama", "fp16", "fp16", "fp32", 0, 4, True, 10, PROOF, TOKEN),
     NodeState(1, 2, 3, 4),
     ClearCache(1, [1, 2, 3]),
+    CopyCache(1, 2, 3, 4),
     RunPrefill(1, [Segment(1, 0, 2, 1)], HIDDEN, []),
     RunDecode(1, [Segment(1, 5, 1, 1), Segment(2, 9, 1, 1)], HIDDEN, [5]),
     HiddenState(1, HIDDEN, [5, 6]),

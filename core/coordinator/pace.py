@@ -1,0 +1,44 @@
+"""What a route's batches have taken so far, and what follows from it: how long a prompt's chunk may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MOST_ROWS = 512
+"""Of one prompt's chunk: others' decode steps pass between two chunks."""
+FEWEST_ROWS = 16
+_WEIGHT = 0.2
+"""Of the newest batch in an average."""
+
+
+class Average:
+    """An exponential moving average; None before the first value."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def add(self, value: float) -> None:
+        self.value = value if self.value is None else (1 - _WEIGHT) * self.value + _WEIGHT * value
+
+
+class Pace:
+    """Compute times of the slowest stage, in microseconds: per row of a chunk, and per decode step."""
+
+    def __init__(self) -> None:
+        self._row = Average()
+        self._step = Average()
+
+    def note(self, rows: int, decode: bool, compute_us: Sequence[int]) -> None:
+        slowest = max(compute_us, default=0)
+        if decode:
+            self._step.add(slowest)
+        elif rows >= FEWEST_ROWS:
+            self._row.add(slowest / rows)
+
+    def chunk_rows(self, *, others_decode: bool) -> int:
+        """How many rows of a prompt the next batch takes: with others in it, as many as a decode step takes time."""
+        if not others_decode:
+            return MOST_ROWS
+        if not self._row.value or not self._step.value:
+            return 4 * FEWEST_ROWS
+        return max(FEWEST_ROWS, min(MOST_ROWS, int(self._step.value / self._row.value)))
