@@ -62,9 +62,12 @@ def verdict(goal: str, reached: bool) -> str:
 
 @asynccontextmanager
 async def local_cluster(
-    dtype: DType = DType.FP16, wire_dtype: str = "auto", nodes: int = 2, threads: int = 1
+    dtype: DType = DType.FP16, wire_dtype: str = "auto", nodes: int = 2, threads: int = 1, **more: Any
 ) -> AsyncIterator[Server]:
-    """The demo's model, served by this process and `nodes` others, once a token has passed through all of them."""
+    """The demo's model, served by this process and `nodes` others, once a token has passed through all of them.
+
+    `more` of CoordinatorSettings.
+    """
     settings = CoordinatorSettings(
         source=Source(str(demo_model())),
         served_model_name=MODEL,
@@ -75,6 +78,7 @@ async def local_cluster(
         dtype=dtype,
         wire_dtype=wire_dtype,
         threads=threads,
+        **more,
     )
     async with serving(settings, "127.0.0.1", 0, ApiSettings(), lambda line: None) as server:
         await _until_ready(server)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 MOST_ROWS = 512
 """Of one prompt's chunk: others' decode steps pass between two chunks."""
 FEWEST_ROWS = 16
+CHUNK_SHARE = 0.75
+"""Of a decode step's time: what a chunk may take of a stage, where others decode meanwhile."""
 _WEIGHT = 0.2
 """Of the newest batch in an average."""
 
@@ -36,9 +38,9 @@ class Pace:
             self._row.add(slowest / rows)
 
     def chunk_rows(self, *, others_decode: bool) -> int:
-        """How many rows of a prompt the next batch takes: with others in it, as many as a decode step takes time."""
+        """How many rows of a prompt the next batch takes: few, where the decode steps of others wait for them."""
         if not others_decode:
             return MOST_ROWS
         if not self._row.value or not self._step.value:
             return 4 * FEWEST_ROWS
-        return max(FEWEST_ROWS, min(MOST_ROWS, int(self._step.value / self._row.value)))
+        return max(FEWEST_ROWS, min(MOST_ROWS, int(CHUNK_SHARE * self._step.value / self._row.value)))
