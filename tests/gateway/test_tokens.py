@@ -9,6 +9,7 @@ import pytest
 
 from core.interfaces.engine import Conversation
 
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -36,8 +37,12 @@ async def test_messages_reach_the_engine_as_a_conversation(
         return ()
 
     monkeypatch.setattr(engine, "tokenize", tokenize)
+    tool = {"type": "function", "function": {"name": "now", "strict": True}}
+    told = {"type": "function", "function": {"name": "now", "description": "", "parameters": NO_PARAMETERS}}
+    options = {"enable_thinking": False}
     await client.post("/tokenize", json={"messages": MESSAGES})
-    assert asked == [Conversation(tuple(MESSAGES))]
+    await client.post("/tokenize", json={"messages": MESSAGES, "tools": [tool], "chat_template_kwargs": options})
+    assert asked == [Conversation(tuple(MESSAGES)), Conversation(tuple(MESSAGES), (told,), options)]
 
 
 async def test_text_comes_back(client: httpx.AsyncClient) -> None:
@@ -53,6 +58,7 @@ async def test_text_comes_back(client: httpx.AsyncClient) -> None:
         ("/tokenize", {"prompt": "x", "add_special_tokens": False}, "add_special_tokens"),
         ("/tokenize", {"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
         ("/tokenize", {"messages": MESSAGES, "add_generation_prompt": False}, "add_generation_prompt"),
+        ("/tokenize", {"prompt": "x", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
         ("/tokenize", {"prompt": "x", "return_token_strs": True}, "return_token_strs"),
         ("/tokenize", {"prompt": "x", "model": "other"}, "model"),
         ("/tokenize", {"prompt": "x" * (4 * 2**20 + 1)}, "prompt"),

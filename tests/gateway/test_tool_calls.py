@@ -77,6 +77,7 @@ CALLS: list[tuple[Form, str, str, list[tuple[str, Any]]]] = [
         [("get_time", "{}"), ("get_weather", '{"city": "Rome"}')],
     ),
     (MISTRAL_NAMED, f"[TOOL_CALLS]get_weather[ARGS]{PARIS}", "", [("get_weather", PARIS)]),
+    (MISTRAL_NAMED, f"[TOOL_CALLS]get_weather{PARIS}", "", [("get_weather", PARIS)]),
     (
         MISTRAL_NAMED,
         f"Two.[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{PARIS}[TOOL_CALLS]get_time[ARGS]{{}}",

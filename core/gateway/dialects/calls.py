@@ -18,7 +18,7 @@ _HEAD = re.compile(
 _FIRST_KEY = re.compile(rf"\{{\s*(?:({_STRING})|[^\s\"])", re.DOTALL)
 _KEYS = {'"name"', '"type"', '"id"', '"arguments"', '"parameters"'}
 _MOST_BEFORE_ARGUMENTS = 160
-_NAMED = r"([\w.-]{{1,64}})(?:\[CALL_ID\]\w{{1,64}})?{mark}\s*(?=\{{)"
+_NAMED = r"([\w.-]{{1,64}})(?:\[CALL_ID\]\w{{1,64}})?(?:{mark})?\s*(?=\{{)"
 
 
 class CallReader:
@@ -49,11 +49,6 @@ class CallReader:
     @property
     def called(self) -> bool:
         return self._calls > 0
-
-    @property
-    def done(self) -> bool:
-        """Whether all that may be said has been said."""
-        return self._state == self._ignore
 
     def push(self, text: str) -> list[Piece]:
         self._held += text

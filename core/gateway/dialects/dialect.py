@@ -85,7 +85,7 @@ class Dialect:
         """The request of a conversation, with the functions on offer and the grammar that the wishes need."""
         if not isinstance(request.prompt, Conversation):
             return request
-        tools = tuple(_as_told(function) for function in self._wishes.functions)
+        tools = tuple(function.told() for function in self._wishes.functions)
         prompt = replace(request.prompt, tools=tools, template_options=self._options)
         marked = self._form is not None or self._thinking is not Thinking.NONE
         return replace(request, prompt=prompt, grammar=self._grammar, special_tokens=marked)
@@ -118,10 +118,3 @@ class Dialect:
         if form is not None and any(function.strict for function in wishes.functions):
             return strict_calls(form, wishes.functions, one=wishes.one)
         return None
-
-
-def _as_told(function: Function) -> dict[str, Any]:
-    """As templates expect a function: all that they look at is there."""
-    parameters = {"type": "object", "properties": {}} if function.parameters is None else dict(function.parameters)
-    told = {"name": function.name, "description": function.description or "", "parameters": parameters}
-    return {"type": "function", "function": told}

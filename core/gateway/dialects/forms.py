@@ -15,7 +15,8 @@ class Form:
 
     `separator` stands between the objects that share an `open`, which are a JSON list where `bracket`. `arguments` is
     their key for the arguments. Where `bare`, an object that begins the text is a call without any marker. With
-    `named`, a call may be the function's name, this mark and the arguments instead; `prefers_named` says that it is.
+    `named`, a call may be the function's name, this mark (or not even that) and the arguments instead; `prefers_named`
+    says that it is.
     """
 
     open: str

@@ -35,6 +35,12 @@ class Function:
     parameters: Mapping[str, Any] | None = None
     strict: bool = False
 
+    def told(self) -> dict[str, Any]:
+        """The function as templates expect it: all that they look at is there."""
+        parameters = {"type": "object", "properties": {}} if self.parameters is None else dict(self.parameters)
+        function = {"name": self.name, "description": self.description or "", "parameters": parameters}
+        return {"type": "function", "function": function}
+
 
 def calls_only(form: Form, functions: Sequence[Function], thinking: Thinking, *, one: bool) -> Grammar:
     """Nothing but calls, and one at least; thoughts may come before them."""

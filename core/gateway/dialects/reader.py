@@ -20,11 +20,6 @@ class Reader:
         """Whether a function was called."""
         return self._calls is not None and self._calls.called
 
-    @property
-    def done(self) -> bool:
-        """Whether all that may be said has been said, so that the generation need not go on."""
-        return self._calls is not None and self._calls.done
-
     def push(self, text: str, tokens: int) -> list[Piece]:
         """The pieces that `text` completes; `tokens` are those of the generation so far."""
         if self._thoughts is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from core.gateway.dialects.forms import Form, form_of
-from core.gateway.dialects.thinking import CLOSE
+from core.gateway.dialects.thinking import CLOSE, OPEN
 
 _QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 _CODE = re.compile(rf"\{{[%{{]((?:{_QUOTED}|[^'\"])*?)[%}}]\}}", re.DOTALL)
@@ -24,7 +24,7 @@ class Template:
         code = " ".join(_STRINGS.sub("''", block) for block in _CODE.findall(source))
         self._names = frozenset(_NAME.findall(code))
         self.form: Form | None = form_of(source)
-        self.thinks = CLOSE in source
+        self.thinks = OPEN in source or CLOSE in source
 
     def knows(self, variable: str) -> bool:
         """Whether the template looks at `variable`."""

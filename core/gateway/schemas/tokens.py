@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 
 from core.errors import RequestError
 from core.gateway.schemas.chat import ChatBody
 from core.gateway.schemas.common import TokenId, require_short
 from core.gateway.schemas.decoding import Fields, Idle
 from core.gateway.schemas.messages import Messages, conversation
+from core.gateway.schemas.tools import MAX_FUNCTIONS, FunctionTool
 from core.interfaces.engine import Conversation
 
 
@@ -21,17 +23,17 @@ class TokenizeBody(Fields, kw_only=True):
     idle: ClassVar[Idle] = {
         "add_generation_prompt": (True,),
         "chat_template": (),
-        "chat_template_kwargs": ({},),
         "continue_final_message": (False,),
         "mm_processor_kwargs": ({},),
         "return_token_strs": (False,),
-        "tools": ([],),
     }
     idle_inside: ClassVar[Mapping[str, Idle]] = {"messages": ChatBody.idle_inside["messages"]}
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_FUNCTIONS)] = field(default_factory=list)
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     add_special_tokens: bool | None = None
 
     def text(self) -> str | Conversation:
@@ -47,7 +49,11 @@ class TokenizeBody(Fields, kw_only=True):
                 code="unsupported_parameter",
             )
         if self.messages is not None:
-            return conversation(self.messages)
+            tools = tuple(tool.function.function().told() for tool in self.tools)
+            return replace(conversation(self.messages), tools=tools, template_options=self.chat_template_kwargs)
+        for name in ("tools", "chat_template_kwargs"):
+            if getattr(self, name):
+                raise RequestError(f"'{name}' goes only with 'messages'", param=name)
         require_short([self.prompt or ""], "prompt")
         return self.prompt or ""
 
