@@ -50,7 +50,7 @@ ROOMS = {
         f"{SEAMS} plugins runtime",
         "jinja2 llguidance msgspec numpy outcome platformdirs psutil torch transformers trio",
     ),
-    "gateway": Room.of(f"{SEAMS} gateway core", "litestar msgspec trio uvicorn"),
+    "gateway": Room.of(f"{SEAMS} gateway core", "litestar msgspec prometheus_client trio uvicorn"),
     "coordinator": Room.of(
         f"{SEAMS} coordinator link plugins protocol runtime trust core", "msgspec psutil torch trio"
     ),

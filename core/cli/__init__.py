@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from core import __version__
-from core.cli import bench, demo, doctor, manifest, node, plan, plugins, serve
+from core.cli import bench, demo, doctor, manifest, node, plan, plugins, serve, top
 from core.errors import ConfigError, CoreError, PluginError, leaves
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("node")(node.node)
 app.command("demo")(demo.demo)
+app.command("top")(top.top)
 app.command("plan")(plan.plan)
 app.command("manifest")(manifest.manifest)
 app.command("plugins")(plugins.plugins)

@@ -11,6 +11,7 @@ import trio
 from core.coordinator.kv_budget import Kept, KVBudget
 from core.coordinator.route import Route
 from core.coordinator.session import Session
+from core.coordinator.telemetry import Telemetry
 from core.errors import Overloaded, RouteError
 from core.protocol.messages import ClearCache, CopyCache
 from core.runtime.kv_cache import capacity
@@ -30,7 +31,7 @@ class Admission:
     What it has the hops do with caches it notes as orders, which go out before the next batch does.
     """
 
-    def __init__(self, *, max_sessions: int, keeps: bool, rolls_back: bool) -> None:
+    def __init__(self, *, max_sessions: int, keeps: bool, rolls_back: bool, telemetry: Telemetry) -> None:
         """`keeps`: ended sessions' caches stay for prompts that begin alike; `rolls_back` as in ModelSpec."""
         self.running: dict[int, Session] = {}
         self.waiting: list[Session] = []
@@ -38,6 +39,7 @@ class Admission:
         self._max_sessions = max_sessions
         self._keeps = keeps
         self._rolls_back = rolls_back
+        self._telemetry = telemetry
         self._arrivals: Iterator[int] = itertools.count()
         self._starved: list[Session] = []
         self._orders: list[ClearCache | CopyCache] = []
@@ -65,6 +67,7 @@ class Admission:
         if len(self.waiting) >= MAX_WAITING:
             raise Overloaded(f"{MAX_WAITING} requests are waiting", "no more are taken at once", "try again shortly")
         session.arrival = next(self._arrivals)
+        self._telemetry.came(session)
         self.waiting.append(session)
         self._admit()
         with trio.move_on_after(WAIT_SECONDS):
@@ -132,6 +135,8 @@ class Admission:
             self.waiting.remove(session)
             self.running[session.number] = session
             session.admitted.set()
+            session.epoch = self._epoch
+            self._telemetry.tell(session)
             self._begin(session)
 
     def _next(self) -> Session:

@@ -13,6 +13,7 @@ import trio
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import NotReady, sole_error
 from core.interfaces.engine import ClusterStatus, Conversation, Generation, GenerationRequest, ModelCard
+from core.interfaces.telemetry import Metric, SessionStatus
 from core.plugins import PluginHost
 
 if TYPE_CHECKING:
@@ -82,6 +83,14 @@ class Coordinator:
     async def _generate(self, request: GenerationRequest) -> AsyncIterator[Generation]:
         async with self._open().generate(request) as session:
             yield session
+
+    def watch(self) -> AbstractAsyncContextManager[AsyncIterator[SessionStatus]]:
+        self._open()
+        assert self._live is not None
+        return self._live.telemetry.watch()
+
+    def metrics(self) -> tuple[Metric, ...]:
+        return tuple(self._live.metrics()) if self._live is not None else ()
 
     def card(self) -> ModelCard:
         generator = self._open()

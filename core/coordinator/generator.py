@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,24 +23,6 @@ from core.runtime.grammar import Grammars
 from core.runtime.model import Model, Precision
 from core.runtime.sampling import Sampler, SamplingParams
 from core.runtime.tokenizer import Tokenizer
-
-RATE_SECONDS = 10.0
-
-
-class TokenRate:
-    """Tokens per second over the last ten seconds."""
-
-    def __init__(self) -> None:
-        self._counts: deque[tuple[float, int]] = deque(maxlen=16_384)
-
-    def count(self, tokens: int) -> None:
-        self._counts.append((time.monotonic(), tokens))
-
-    def per_second(self) -> float:
-        now = time.monotonic()
-        while self._counts and now - self._counts[0][0] > RATE_SECONDS:
-            self._counts.popleft()
-        return sum(tokens for _, tokens in self._counts) / RATE_SECONDS
 
 
 @dataclass(slots=True)

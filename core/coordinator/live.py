@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,17 +14,20 @@ import trio
 
 from core.coordinator.admission import Admission
 from core.coordinator.builder import RouteBuilder
-from core.coordinator.generator import Generator, TokenRate, node_statuses
+from core.coordinator.generator import Generator, node_statuses
 from core.coordinator.head import Head
 from core.coordinator.local_nodes import LOCAL_PREFIX, run_local_nodes
 from core.coordinator.members import Member, Members
 from core.coordinator.scheduler import Scheduler
 from core.coordinator.server import NodeServer
+from core.coordinator.session import Session
 from core.coordinator.settings import CoordinatorSettings
 from core.coordinator.supervisor import Supervisor
+from core.coordinator.telemetry import Telemetry, gauge, status_of
 from core.errors import ConfigError
 from core.interfaces.checkpoint import Progress
 from core.interfaces.engine import ClusterStatus
+from core.interfaces.telemetry import KVStatus, Metric
 from core.plugins import PluginHost
 from core.protocol.codec import Packet
 from core.protocol.messages import Leave
@@ -60,7 +63,7 @@ class Live:
         self._plugins = plugins
         self._note = note
         self._members = Members()
-        self._rate = TokenRate()
+        self.telemetry = Telemetry()
         self._supervisor: Supervisor | None = None
         # Asked for before anything is opened: a name that isn't there is an error at once.
         self._quantizer = plugins.quantizers.get(settings.quant)
@@ -112,8 +115,9 @@ class Live:
             max_sessions=self._settings.max_sessions,
             keeps=self._settings.prefix_cache,
             rolls_back=model.spec.rolls_back,
+            telemetry=self.telemetry,
         )
-        scheduler = Scheduler(loaded.head, compute, admission, self._rate.count)
+        scheduler = Scheduler(loaded.head, compute, admission, self.telemetry)
         self._supervisor = Supervisor(
             self._settings,
             self._members,
@@ -174,13 +178,43 @@ class Live:
             route_epoch=supervisor.epoch if supervisor else 0,
             layers=generator.model.spec.layers if generator else 0,
             sessions=self._sessions(),
-            tokens_per_second=self._rate.per_second(),
+            tokens_per_second=self.telemetry.rate.per_second(),
             quant=settings.quant,
             dtype=self._dtype,
             wire_dtype=precision.wire if precision else settings.wire_dtype,
             nodes=node_statuses(self._members),
             left_out=self._left_out(),
+            kv=self._kv(),
+            hops=self.telemetry.hops(),
+            wire_ms=self.telemetry.wire.value or 0.0,
+            generations=tuple(map(status_of, self._generations())),
         )
+
+    def metrics(self) -> Iterator[Metric]:
+        yield from self.telemetry.metrics()
+        kv, sessions = self._kv(), self._generations()
+        waiting = sum(not session.admitted.is_set() for session in sessions)
+        yield gauge("core_sessions_running", "Generations that run.", len(sessions) - waiting)
+        yield gauge("core_sessions_waiting", "Generations that wait for room.", waiting)
+        yield gauge("core_kv_tokens", "Tokens of KV cache that the route's memory holds.", kv.tokens)
+        yield gauge("core_kv_reserved_tokens", "Of those, reserved by running sessions.", kv.reserved)
+        yield gauge("core_kv_kept_tokens", "Of those, kept of ended sessions.", kv.kept)
+        yield gauge("core_nodes", "Nodes that have joined.", len(self._members.all()))
+        yield gauge(
+            "core_ready", "1 while the cluster serves.", bool(self._supervisor and self._supervisor.state == "ready")
+        )
+
+    def _kv(self) -> KVStatus:
+        if self.generator is None:
+            return KVStatus()
+        budget = self.generator.scheduler.admission.budget
+        return KVStatus(budget.tokens, budget.reserved, budget.kept)
+
+    def _generations(self) -> list[Session]:
+        if self.generator is None:
+            return []
+        admission = self.generator.scheduler.admission
+        return [*admission.running.values(), *admission.waiting]
 
     def _left_out(self) -> dict[str, str]:
         """Who holds no layers, and why: by the plan, for having joined after it, or for being paused."""

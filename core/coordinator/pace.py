@@ -1,7 +1,8 @@
-"""What a route's batches have taken so far, and what follows from it: how long a prompt's chunk may be."""
+"""What steps and batches have taken so far, and what follows from it: how long a prompt's chunk may be."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 MOST_ROWS = 512
@@ -21,6 +22,30 @@ class Average:
 
     def add(self, value: float) -> None:
         self.value = value if self.value is None else (1 - _WEIGHT) * self.value + _WEIGHT * value
+
+
+class Clock:
+    """When a session came, and how its steps follow each other."""
+
+    def __init__(self) -> None:
+        self.began = self._stepped = self._told = time.monotonic()
+        self.steps = 0
+        self.rate = Average()
+        """Tokens per second."""
+
+    def step(self) -> float:
+        """Seconds since the last step, or since it came."""
+        now = time.monotonic()
+        gap, self._stepped = now - self._stepped, now
+        self.steps += 1
+        return gap
+
+    def due(self, seconds: float) -> bool:
+        """Whether so much time has passed since this last was true."""
+        if self._stepped - self._told < seconds:
+            return False
+        self._told = self._stepped
+        return True
 
 
 class Pace:

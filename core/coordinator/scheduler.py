@@ -21,6 +21,7 @@ from core.coordinator.head import Head
 from core.coordinator.pace import Pace
 from core.coordinator.route import Route, Ticket
 from core.coordinator.session import Session
+from core.coordinator.telemetry import Telemetry
 from core.errors import CoreError, RouteError, StageError
 from core.interfaces.engine import Delta
 from core.protocol.messages import HiddenState
@@ -39,15 +40,13 @@ class Advance:
 
 
 class Scheduler:
-    """Runs the sessions that `admission` lets in, on the route that it serves. `on_tokens` counts what is decoded."""
+    """Runs the sessions that `admission` lets in, on the route that it serves. `telemetry` hears of it."""
 
-    def __init__(
-        self, head: Head, compute: ComputeThread, admission: Admission, on_tokens: Callable[[int], None]
-    ) -> None:
+    def __init__(self, head: Head, compute: ComputeThread, admission: Admission, telemetry: Telemetry) -> None:
         self.admission = admission
         self._head = head
         self._compute = compute
-        self._on_tokens = on_tokens
+        self._telemetry = telemetry
         self._pace = Pace()
         self._ready: deque[Session] = deque()
         self._prefilling: deque[Session] = deque()
@@ -57,6 +56,7 @@ class Scheduler:
     async def serve(self, route: Route) -> None:
         """Until the route breaks; the sessions that are on it fail with it then."""
         self._lanes = len(route.hops)
+        self._telemetry.route_began(route)
         self.admission.open(route, self._begin)
         try:
             async with trio.open_nursery() as nursery:
@@ -72,6 +72,7 @@ class Scheduler:
     def leave(self, session: Session) -> None:
         """Its reader has gone, or has all: what it holds is freed as soon as nothing of it is under way."""
         session.over = True
+        self._telemetry.left(session)
         self._free_if_over(session)
         self._idle_lanes.unpark()
 
@@ -110,6 +111,7 @@ class Scheduler:
             while True:
                 answer = await route.answer(ticket)
                 self._pace.note(len(batch.tokens), batch.decodes, answer.compute_us)
+                self._telemetry.passed(batch, answer, batch.seconds())
                 advance = await self._computed(self._advance, route, batch, answer)
                 self._deliver(advance.outcomes, goes_on=advance.following is not None)
                 if advance.following is None:
@@ -156,6 +158,7 @@ class Scheduler:
             session = entry.session
             if not entry.is_last and not session.decoding.wants_prompt_logprobs:
                 session.cached = entry.end
+                self._telemetry.tell(session)
                 session.busy = False
                 self._enqueue(session, first=True)
 
@@ -185,8 +188,8 @@ class Scheduler:
             session, entry = outcome.entry.session, outcome.entry
             session.alone = False
             if outcome.tokens and not session.over:
-                self._on_tokens(len(outcome.tokens))
                 session.tell(outcome.delta)
+                self._telemetry.decoded(session, len(outcome.tokens))
             if outcome.error is not None:
                 session.fail(outcome.error)
             if entry.is_last and session.decoding.max_tokens == 0:

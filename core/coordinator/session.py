@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import trio
 
 from core.coordinator.decoding import Decoding
+from core.coordinator.pace import Clock
 from core.errors import CoreError
 from core.interfaces.engine import Delta, TokenLogprob
 
@@ -31,6 +32,8 @@ class Session:
         self.tokens = list(prompt)
         self.decoding = decoding
         self.prompt_tokens = len(prompt)
+        self.clock = Clock()
+        self.epoch = 0
         self.cached_tokens = 0
         self.cached = 0
         self.most_cached = 0
@@ -53,6 +56,7 @@ class Session:
         self.on_read: Callable[[], None] | None = None
         """Called when its reader has caught up."""
         self._unread: deque[Delta | CoreError] = deque()
+        self._finish = ""
         self._told = trio.Event()
 
     @property
@@ -60,12 +64,18 @@ class Session:
         return tuple(self.decoding.prompt_logprobs)
 
     @property
+    def ending(self) -> str:
+        """How it ended: its finish reason, or that it failed or was left."""
+        return "failed" if self.failure else self._finish or "cancelled"
+
+    @property
     def is_ahead(self) -> bool:
         """Whether its reader has to catch up before it goes on."""
         return len(self._unread) >= READ_AHEAD
 
     def tell(self, delta: Delta) -> None:
-        self.over = self.over or delta.finish_reason is not None
+        if delta.finish_reason is not None:
+            self.over, self._finish = True, delta.finish_reason
         self._unread.append(delta)
         self._told.set()
 

@@ -20,6 +20,7 @@ class Speculation:
 
     def __init__(self, drafter: Drafter | None) -> None:
         self._drafter = drafter
+        self.drafted = self.accepted = 0
         self._seen = 0
         self._length = SHORTEST
         self._plain = Average()
@@ -43,6 +44,8 @@ class Speculation:
             self._plain.add(seconds)
             self._resting = max(0, self._resting - 1)
             return
+        self.drafted += drafted
+        self.accepted += accepted
         self._drafted.add(seconds)
         self._brought.add(1 + accepted)
         self._length = min(LONGEST, 2 * self._length) if accepted == drafted else max(SHORTEST, accepted + 1)

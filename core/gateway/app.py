@@ -6,7 +6,7 @@ from litestar import Litestar
 from litestar.config.cors import CORSConfig
 from litestar.middleware import DefineMiddleware
 
-from core.gateway import routes
+from core.gateway import routes, watching
 from core.gateway.access import Access
 from core.gateway.bridge import Bridge
 from core.gateway.errors import answer_error
@@ -26,6 +26,8 @@ ROUTES = (
     routes.detokenize,
     routes.health,
     routes.cluster,
+    watching.events,
+    watching.metrics,
     routes.openapi,
 )
 

@@ -18,6 +18,7 @@ from core.gateway.errors import ErrorBody
 DOCUMENTED = "documented"
 """The option of a route that has its Documentation."""
 
+JSON, TEXT, _EVENTS = "application/json", "text/plain", "text/event-stream"
 ABOUT = """\
 Follows the OpenAI API. Fields that a schema doesn't name are refused, but for those of the OpenAI API that ask for
 nothing (null, `"tools": []`, `"store": false`). The events of a stream end with `data: [DONE]`, or with an error;
@@ -34,20 +35,20 @@ _FAILURES = {
     500: "A defect of the server.",
     503: "The cluster is not ready, or lost a node.",
 }
-_JSON, _EVENTS = "application/json", "text/event-stream"
 _RETRY = {"Retry-After": {"description": "In so many seconds.", "schema": {"type": "integer"}}}
 
 
 @dataclass(frozen=True, slots=True)
 class Documentation:
-    """Types of an answer and, where there are any, of the request's body and of a stream's events.
+    """Types of an answer (`media` is what it comes as), of the request's body and of a stream's events, as there are.
 
     `others` are answers with another status than 200 whose body is no error.
     """
 
-    answer: Any
+    answer: Any = None
     body: Any = None
     event: Any = None
+    media: str = JSON
     others: Mapping[int, Any] = field(default_factory=dict)
 
     @property
@@ -84,7 +85,9 @@ def _operation(
 ) -> dict[str, Any]:
     names = re.findall(r"{(\w+):", next(iter(handler.paths)))
     parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-    content = {_JSON: {"schema": schema_of[documentation.answer]}}
+    content = {}
+    if documentation.answer is not None:
+        content[documentation.media] = {"schema": schema_of[documentation.answer]}
     if documentation.event is not None:
         content[_EVENTS] = {"schema": _event([schema_of[documentation.event], schema_of[ErrorBody]])}
     failures = _FAILURES if documentation.body or names else _FAILURES.keys() & {400, 401, 500, 503}
@@ -101,14 +104,14 @@ def _operation(
     if documentation.body is not None:
         operation["requestBody"] = {
             "required": True,
-            "content": {_JSON: {"schema": schema_of[documentation.body]}},
+            "content": {JSON: {"schema": schema_of[documentation.body]}},
         }
     return operation
 
 
 def _event(schemas: list[Any]) -> dict[str, Any]:
     """The schema of a server-sent event: its data are JSON, or the word that ends a stream."""
-    data = {"contentMediaType": _JSON, "contentSchema": {"anyOf": schemas}}
+    data = {"contentMediaType": JSON, "contentSchema": {"anyOf": schemas}}
     return {
         "type": "object",
         "required": ["data"],
@@ -119,4 +122,4 @@ def _event(schemas: list[Any]) -> dict[str, Any]:
 def _failure(status: int, schemas: list[Any]) -> dict[str, Any]:
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     headers = {"headers": _RETRY} if status in (429, 503) else {}
-    return {"description": _FAILURES[status], "content": {_JSON: {"schema": schema}}} | headers
+    return {"description": _FAILURES[status], "content": {JSON: {"schema": schema}}} | headers

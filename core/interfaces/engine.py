@@ -7,6 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from core.interfaces.telemetry import HopStatus, KVStatus, Metric, SessionStatus
+
 FinishReason = Literal["stop", "length"]
 
 
@@ -149,6 +151,8 @@ class NodeStatus:
 class ClusterStatus:
     """The cluster at one moment. `state` is waiting, loading or ready; `detail` says what it waits for.
 
+    `wire_ms` is what a decode step spends between the hops; `generations` are those that run or wait.
+
     `progress` is (bytes done, bytes in all) while the coordinator downloads or loads its own share.
     """
 
@@ -167,6 +171,10 @@ class ClusterStatus:
     wire_dtype: str
     nodes: tuple[NodeStatus, ...]
     left_out: Mapping[str, str]
+    kv: KVStatus = field(default_factory=KVStatus)
+    hops: tuple[HopStatus, ...] = ()
+    wire_ms: float = 0.0
+    generations: tuple[SessionStatus, ...] = ()
 
 
 class Engine(Protocol):
@@ -184,6 +192,11 @@ class Engine(Protocol):
 
     def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
         """Entering admits the session: raises NotReady or RequestError before anything runs. Leaving frees it."""
+
+    def watch(self) -> AbstractAsyncContextManager[AsyncIterator[SessionStatus]]:
+        """What becomes of generations, as it happens. Raises NotReady before the model is open."""
+
+    def metrics(self) -> tuple[Metric, ...]: ...
 
     def card(self) -> ModelCard:
         """Raises NotReady before the model is open."""

@@ -106,7 +106,8 @@ class Epoch:
             return _Work(packet, compute.start(_obey, stage, message))
         assert isinstance(message, Run)
         last, link = self.assignment.is_last, self._onward()
-        return _Work(packet, compute.start(_run_stage, stage, message, self._wire, last, link, packet.request_id))
+        came = time.perf_counter_ns()
+        return _Work(packet, compute.start(_run_stage, stage, message, came, self._wire, last, link, packet.request_id))
 
     def _onward(self) -> Link:
         """Where this stage's results go: to the next stage over its own link, or to the coordinator."""
@@ -278,16 +279,19 @@ class _Work:
     job: Job[_Done]
 
 
-def _run_stage(stage: Stage, batch: Run, wire: torch.dtype, last: bool, link: Link, request_id: str) -> _Done:
+def _run_stage(
+    stage: Stage, batch: Run, came: int, wire: torch.dtype, last: bool, link: Link, request_id: str
+) -> _Done:
     started = time.perf_counter_ns()
+    queue_us = [*batch.queue_us, (started - came) // 1000]
     result = stage.run(from_wire(batch.hidden), batch.segments, outputs_only=last)
     hidden = to_wire(result, wire)
     compute_us = [*batch.compute_us, (time.perf_counter_ns() - started) // 1000]
     message: Message
     if last:
-        message = HiddenState(batch.epoch, hidden, compute_us)
+        message = HiddenState(batch.epoch, hidden, compute_us, queue_us)
     else:
-        message = msgspec.structs.replace(batch, hidden=hidden, compute_us=compute_us)
+        message = msgspec.structs.replace(batch, hidden=hidden, compute_us=compute_us, queue_us=queue_us)
     # A prompt's chunks keep their order: one that is too large to be sent here must not be overtaken by the next.
     in_turn = last or isinstance(batch, RunDecode)
     return _Done(message, in_turn and link.send_now(message, request_id))

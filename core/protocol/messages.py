@@ -260,12 +260,17 @@ class Pong(Message, frozen=True):
 
 
 class Run(Message, frozen=True):
-    """A batch on its way through the stages. `compute_us` grows by one entry per stage that it has passed."""
+    """A batch on its way through the stages.
+
+    `compute_us` and `queue_us` grow by one entry per stage that it has passed: how long that computed it, and how long
+    it waited there for its turn.
+    """
 
     epoch: Count
     segments: Annotated[list[Segment], msgspec.Meta(min_length=1, max_length=4096)]
     hidden: Tensor
     compute_us: Annotated[list[Count], msgspec.Meta(max_length=1024)] = []
+    queue_us: Annotated[list[Count], msgspec.Meta(max_length=1024)] = []
 
 
 class RunPrefill(Run, frozen=True):
@@ -285,6 +290,7 @@ class HiddenState(Message, frozen=True):
     epoch: Count
     hidden: Tensor
     compute_us: Annotated[list[Count], msgspec.Meta(max_length=1024)] = []
+    queue_us: Annotated[list[Count], msgspec.Meta(max_length=1024)] = []
 
 
 class InferenceError(Message, frozen=True):

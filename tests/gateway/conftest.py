@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from core.interfaces.engine import (
     NodeStatus,
     TokenLogprob,
 )
+from core.interfaces.telemetry import Metric, Sample, SessionStatus
 
 
 def deltas(*texts: str) -> list[Delta]:
@@ -89,6 +91,23 @@ class FakeEngine:
         finally:
             with trio.CancelScope(shield=True):
                 await self._count(-1)
+
+    def metrics(self) -> tuple[Metric, ...]:
+        return (
+            Metric("core_tokens", "counter", "Tokens.", (Sample(7),)),
+            Metric("core_by_node", "gauge", "By node.", (Sample(1.5, (("node", 'a"b'),)), Sample(2, (("node", "c"),)))),
+            Metric("core_ttft_seconds", "histogram", "TTFT.", (Sample(2.5, buckets=((0.1, 1), (math.inf, 3))),)),
+        )
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[Any]:
+        if self.state != "ready":
+            raise NotReady("the model is not open", required=3, ready=1)
+        yield self._watched()
+
+    async def _watched(self) -> AsyncIterator[SessionStatus]:
+        yield SessionStatus(1, "prefill", 1, 100, 20, 60, 0, 0.0, 0, 0, 0.5)
+        yield SessionStatus(1, "failed", 1, 100, 20, 100, 3, 9.5, 0, 0, 0.9, "node 'n1' was lost")
 
     def card(self) -> ModelCard:
         if self.state != "ready":

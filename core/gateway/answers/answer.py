@@ -53,7 +53,7 @@ class Answer:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.bridge.open(generate_all, self.engine, self.requests) as steps:
             if self.stream:
-                await _send_stream(self._events(steps), send)
+                await send_stream(self._events(steps), send)
             else:
                 await ASGIResponse(body=await self._whole(steps))(scope, receive, send)
 
@@ -77,7 +77,8 @@ class Answer:
                 yield each
 
 
-async def _send_stream(events: AsyncIterator[bytes], send: Send) -> None:
+async def send_stream(events: AsyncIterator[bytes], send: Send) -> None:
+    """Server-sent events, framed already, as the body of an answer."""
     await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
     async for each in events:
         await send({"type": "http.response.body", "body": each, "more_body": True})

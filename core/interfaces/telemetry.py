@@ -1,0 +1,68 @@
+"""What the engine tells of itself while it runs: sessions, the route's hops, and counters. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["waiting", "prefill", "decode", "done", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatus:
+    """One generation at one moment. `prefilled` of its prompt's tokens have been sent through the route.
+
+    `cached_tokens` of those were found in the nodes' caches; `tokens` are decoded, at `tokens_per_second` lately.
+    `drafted` tokens were guessed ahead, of which `accepted` came true. `seconds` since it came; `detail` says why it
+    failed.
+    """
+
+    session: int
+    phase: Phase
+    route_epoch: int
+    prompt_tokens: int
+    cached_tokens: int
+    prefilled: int
+    tokens: int
+    tokens_per_second: float
+    drafted: int
+    accepted: int
+    seconds: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KVStatus:
+    """The route's KV memory, in tokens: `reserved` by running sessions, `kept` of ended ones until others need it."""
+
+    tokens: int = 0
+    reserved: int = 0
+    kept: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HopStatus:
+    """Averages of late over a hop's decode steps, in milliseconds: waiting for its turn, and computing."""
+
+    node_id: str
+    queue_ms: float
+    compute_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value of a metric, or of a histogram its `buckets`: upper bounds with how many were at most that."""
+
+    value: float
+    labels: tuple[tuple[str, str], ...] = ()
+    buckets: tuple[tuple[float, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Named and counted as Prometheus has it (prometheus.io/docs/practices/naming); a histogram's value is its sum."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    samples: tuple[Sample, ...]

@@ -1,0 +1,107 @@
+"""What the coordinator counts, and tells those who watch, of generations that run, fail and leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from core.coordinator.telemetry import Histogram
+from core.errors import NotReady
+from core.interfaces.engine import GenerationRequest
+from core.interfaces.telemetry import SessionStatus
+from core.testing.cluster_in_memory import MemoryCluster, memory_cluster
+
+SECONDS = 60
+
+
+def counted(cluster: MemoryCluster) -> dict[tuple[str, str], float]:
+    """Each metric's value by its name and its label's value."""
+    return {
+        (metric.name, sample.labels[0][1] if sample.labels else ""): sample.value
+        for metric in cluster.coordinator.metrics()
+        for sample in metric.samples
+    }
+
+
+async def test_a_generation_is_told_from_its_coming_to_its_end(
+    model: Path, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("core.coordinator.pace.MOST_ROWS", 8)
+    told: list[SessionStatus] = []
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", "b") as cluster:
+            with pytest.raises(NotReady):
+                cluster.coordinator.watch()
+            await cluster.ready()
+            async with cluster.coordinator.watch() as events:
+                await cluster.text(prompt, 12)
+                while not told or told[-1].phase != "done":
+                    told.append(await anext(events))
+    phases = [each.phase for each in told]
+    assert phases[0] == "waiting"
+    assert list(dict.fromkeys(phases)) == ["waiting", "prefill", "decode", "done"]
+    prefilled = [each.prefilled for each in told if each.phase == "prefill"]
+    assert prefilled == sorted(prefilled)
+    assert {8, 16} <= set(prefilled)
+    assert (told[-1].tokens, told[-1].prompt_tokens) == (12, len(prompt))
+
+
+async def test_a_failure_is_told_with_its_reason(model: Path, prompt: tuple[int, ...]) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", "b") as cluster:
+            await cluster.ready()
+            async with cluster.coordinator.watch() as events:
+                async with cluster.generating(prompt, max_tokens=400) as session:
+                    cluster.stop_node("b")
+                    await session.ended.wait()
+                while (status := await anext(events)).phase != "failed":
+                    pass
+            assert "node 'b' was lost" in status.detail
+            assert counted(cluster)["core_requests_ended", "failed"] == 1
+
+
+async def test_it_counts_tokens_caches_hops_and_how_generations_end(model: Path, prompt: tuple[int, ...]) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", "b", speculation=False) as cluster:
+            await cluster.ready()
+            await cluster.text(prompt, 10)
+            await cluster.text(prompt, 10)
+            assert cluster.coordinator.status().kv.kept > 0
+            async with cluster.coordinator.generate(GenerationRequest(prompt, max_tokens=400)) as generation:
+                await anext(aiter(generation))
+            found = counted(cluster)
+            assert found["core_requests", ""] == 3
+            assert found["core_requests_ended", "length"] == 2
+            assert found["core_requests_ended", "cancelled"] == 1
+            assert found["core_prompt_tokens", ""] == 3 * len(prompt)
+            assert found["core_cached_prompt_tokens", ""] == 2 * (len(prompt) - 1)
+            assert found["core_generated_tokens", ""] >= 21
+            assert found["core_batches", ""] >= 21
+            assert found["core_kv_tokens", ""] > 0
+            for node in ("a", "b"):
+                assert found["core_hop_compute_seconds", node] > 0
+            status = cluster.coordinator.status()
+            assert [hop.node_id for hop in status.hops] == ["a", "b"]
+            assert all(hop.compute_ms > 0 for hop in status.hops)
+
+
+async def test_a_watcher_that_does_not_read_costs_bounded_memory(model: Path, prompt: tuple[int, ...]) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a") as cluster:
+            await cluster.ready()
+            async with cluster.coordinator.watch() as events:
+                for _ in range(100):
+                    await cluster.text(prompt[:3], 1)
+                assert isinstance(events, trio.MemoryReceiveChannel)
+                assert events.statistics().current_buffer_used == events.statistics().max_buffer_size
+
+
+def test_a_histogram_counts_up_to_each_bound() -> None:
+    histogram = Histogram((1, 2))
+    for value in (0.5, 1, 1.5, 9):
+        histogram.add(value)
+    sample = histogram.sample()
+    assert sample.value == 12
+    assert [count for _, count in sample.buckets] == [2, 3, 4]

@@ -1,0 +1,41 @@
+"""Metrics and events, over real sockets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+
+async def test_metrics_are_read_by_prometheus_own_parser(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    found = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+    assert found["core_tokens_total", ()] == 7
+    assert found["core_by_node", (("node", 'a"b'),)] == 1.5
+    assert found["core_ttft_seconds_bucket", (("le", "0.1"),)] == 1
+    assert (found["core_ttft_seconds_count", ()], found["core_ttft_seconds_sum", ()]) == (3, 2.5)
+
+
+async def test_events_tell_phases_and_failures(client: httpx.AsyncClient) -> None:
+    async with client.stream("GET", "/v1/cluster/events") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line async for line in answer.aiter_lines() if line]
+    told = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert [(each["phase"], each["prefilled"], each["detail"]) for each in told] == [
+        ("prefill", 60, ""),
+        ("failed", 100, "node 'n1' was lost"),
+    ]
+
+
+async def test_before_the_model_is_open_there_are_no_events(client: httpx.AsyncClient, engine: Any) -> None:
+    engine.state = "loading"
+    answer = await client.get("/v1/cluster/events")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "cluster_not_ready"
