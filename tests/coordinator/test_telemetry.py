@@ -8,7 +8,6 @@ import pytest
 import trio
 
 from core.coordinator.telemetry import Histogram
-from core.errors import NotReady
 from core.interfaces.engine import GenerationRequest
 from core.interfaces.telemetry import SessionStatus
 from core.testing.cluster_in_memory import MemoryCluster, memory_cluster
@@ -32,8 +31,6 @@ async def test_a_generation_is_told_from_its_coming_to_its_end(
     told: list[SessionStatus] = []
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a", "b") as cluster:
-            with pytest.raises(NotReady):
-                cluster.coordinator.watch()
             await cluster.ready()
             async with cluster.coordinator.watch() as events:
                 await cluster.text(prompt, 12)
