@@ -2,7 +2,7 @@
 
 import pluggy
 
-from core.errors import ChannelClosed, CheckpointError, ConfigError, CoreError, PlanError
+from core.errors import ChannelClosed, CheckpointError, ConfigError, CoreError, PlanError, TrustError
 from core.hookspecs import PROJECT
 from core.interfaces.architecture import (
     Architecture,
@@ -19,7 +19,7 @@ from core.interfaces.checkpoint import Checkpoint, CheckpointFormat, FileInfo, P
 from core.interfaces.dtypes import DType
 from core.interfaces.planner import Candidate, Plan, Planner, PlanRequest, StagePlan
 from core.interfaces.quantizer import Linear, Quantizer, Table
-from core.interfaces.transport import Channel, Handler, Transport
+from core.interfaces.transport import Channel, Credentials, Handler, Transport
 
 __version__ = "0.1.0"
 API_VERSION = 1
@@ -40,6 +40,7 @@ __all__ = [
     "CheckpointFormat",
     "ConfigError",
     "CoreError",
+    "Credentials",
     "DType",
     "Ends",
     "FileInfo",
@@ -60,6 +61,7 @@ __all__ = [
     "TensorInfo",
     "TensorSpec",
     "Transport",
+    "TrustError",
     "Weights",
     "hookimpl",
 ]

@@ -11,10 +11,12 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from core.errors import ChannelClosed, ProtocolError, sole_error
+from core.errors import ChannelClosed, ProtocolError, TrustError, sole_error
 from core.interfaces.transport import Channel
-from core.protocol.codec import Decoder, Packet, encode, fits_one_frame
-from core.protocol.messages import Error, Message, Ping, Pong, clipped
+from core.protocol.codec import MAX_TENSOR_BYTES, Decoder, Packet, encode, fits_one_frame
+from core.protocol.messages import Challenge, Error, Message, Ping, Pong, clipped
+from core.trust.addresses import host_of, is_loopback
+from core.trust.proof import new_nonce
 
 HEARTBEAT_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0
@@ -22,6 +24,8 @@ PATIENCE_SECONDS = 5.0
 WRITE_SECONDS = 30.0
 """What a slow network may take for one frame; a peer that takes none for this long is given up."""
 HANDSHAKE_SECONDS = 5.0
+GREETING_BYTES = 64 * 1024
+"""The largest frame that is taken from a peer before it has said who it is."""
 _QUEUE = 256
 _FLUSH_SECONDS = 1.0
 
@@ -35,6 +39,9 @@ class Link:
     def __init__(self, channel: Channel, patience: float) -> None:
         self.peer = channel.peer
         self.local_host = channel.local_host
+        self.secure = channel.secure
+        self.within_this_machine = is_loopback(host_of(channel.peer)) or host_of(channel.peer) == channel.local_host
+        """No other machine has an address of this one's."""
         self.round_trip: float | None = None
         self._channel = channel
         self._patience = patience
@@ -100,6 +107,15 @@ class Link:
                 self.round_trip = max(0, _now_us() - packet.message.sent_us) / 1e6
             else:
                 return packet
+
+    def limit(self, nbytes: int) -> None:
+        """From now on `receive` raises ProtocolError for a larger frame or tensor."""
+        self._decoder.limit = nbytes
+
+    def settle(self) -> None:
+        """The peer has proven who it is: it may send whatever the protocol has room for."""
+        self.limit(MAX_TENSOR_BYTES)
+        self._channel.settled()
 
     async def _frame(self) -> bytes:
         self._waiting_since = trio.current_time()
@@ -201,11 +217,22 @@ async def first_message(link: Link) -> Message:
         raise ChannelClosed(f"{link.peer} did not say who it is within {HANDSHAKE_SECONDS:g} s") from None
 
 
-async def greeting(link: Link) -> Message:
-    """What a peer that came says first. Raises ChannelClosed where it says nothing, and ProtocolError, after telling
-    it why, for nonsense."""
+async def greeting(link: Link) -> tuple[Message, bytes]:
+    """What a peer that came says first, and the nonce that it was asked to sign, where the link is encrypted.
+
+    The link takes small messages alone until it is settled.
+
+    Raises ChannelClosed where it says nothing; ProtocolError, after telling it why, for nonsense, or for more than a
+    greeting needs; TrustError, before anything is read, where a link from another machine is not encrypted.
+    """
+    nonce = new_nonce()
+    link.limit(GREETING_BYTES)
     try:
-        return await first_message(link)
-    except ProtocolError as error:
+        if link.secure:
+            await link.send(Challenge(nonce))
+        elif not link.within_this_machine:
+            raise TrustError("a link that is not encrypted was refused", "beyond one machine an invite is needed")
+        return await first_message(link), nonce
+    except (ProtocolError, TrustError) as error:
         await link.end_with(Error("protocol", clipped(error)))
         raise

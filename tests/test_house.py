@@ -42,7 +42,7 @@ ROOMS = {
     "plugins.py": Room.of(f"{SEAMS} hookspecs", "pluggy"),
     "protocol": Room.of(f"{SEAMS} protocol", "msgspec"),
     "protocol/tensors.py": Room.of(f"{SEAMS} protocol", "msgspec torch"),
-    "link.py": Room.of(f"{SEAMS} protocol", "trio"),
+    "link.py": Room.of(f"{SEAMS} protocol trust", "trio"),
     "blocks": Room.of(f"{SEAMS} blocks runtime", "torch"),
     "hub.py": Room.of(SEAMS, "huggingface_hub"),
     "trust": Room.of(f"{SEAMS} trust", "cryptography filelock msgspec platformdirs psutil"),

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from core import __version__
-from core.cli import bench, demo, doctor, manifest, node, plan, plugins, serve, top
+from core.cli import bench, demo, doctor, invite, manifest, members, node, plan, plugins, serve, top
 from core.errors import ConfigError, CoreError, PluginError, leaves
 
 app = typer.Typer(
@@ -18,6 +18,8 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.command("node")(node.node)
+app.command("invite")(invite.invite)
+app.command("members")(members.members)
 app.command("demo")(demo.demo)
 app.command("top")(top.top)
 app.command("plan")(plan.plan)

@@ -13,14 +13,29 @@ import trio
 import typer
 
 from core.cli.console import Bars, gigabytes, run, set_up_logging
-from core.cli.options import CacheDir, Device, LogLevel, Threads, TransportName
+from core.cli.joining import find_membership
+from core.cli.options import CacheDir, Device, LogLevel, StateDirectory, Threads, TransportName
 
 
 def node(
-    cluster_host: Annotated[str, typer.Option(help="The coordinator's host.")] = "127.0.0.1",
-    cluster_port: Annotated[int, typer.Option(help="The coordinator's node port.", min=1, max=65535)] = 7001,
+    join: Annotated[
+        str | None, typer.Option(help="An invite: a file with the link, or - for standard input. Or set CORE_JOIN.")
+    ] = None,
+    cluster_host: Annotated[
+        str | None, typer.Option(help="The coordinator's host. Default: that of the last invite, or this machine.")
+    ] = None,
+    cluster_port: Annotated[
+        int | None, typer.Option(help="The coordinator's node port. Default: the invite's, or 7001.", min=1, max=65535)
+    ] = None,
     device: Device = "auto",
-    node_id: Annotated[str, typer.Option(help="A stable name for this node. Default: host name and process.")] = "",
+    node_id: Annotated[
+        str,
+        typer.Option(
+            help="A stable name for this node; a part of its key is added where it joins by invite."
+            " Default: the host name, with the process where it needs no invite."
+        ),
+    ] = "",
+    state_dir: StateDirectory = None,
     hf_cache_dir: CacheDir = None,
     work_dir: Annotated[Path | None, typer.Option(help="Reserved for temporary files; nothing uses it yet.")] = None,
     max_memory_gb: Annotated[float | None, typer.Option(help="Offer at most this much memory.", min=0.001)] = None,
@@ -36,11 +51,15 @@ def node(
     from core.node.settings import NodeSettings
     from core.node.state import Activity
     from core.plugins import PluginHost
+    from core.trust.serving import DEFAULT_PORT
+    from core.trust.state_dir import StateDir
 
+    membership = find_membership(join, cluster_host, cluster_port, StateDir.open(state_dir))
     settings = NodeSettings(
-        node_id=node_id or f"{socket.gethostname()}-{os.getpid()}",
-        cluster_host=cluster_host,
-        cluster_port=cluster_port,
+        node_id=node_id or (socket.gethostname() if membership else f"{socket.gethostname()}-{os.getpid()}"),
+        membership=membership,
+        cluster_host=cluster_host or "127.0.0.1",
+        cluster_port=cluster_port or DEFAULT_PORT,
         device=device,
         hf_cache_dir=hf_cache_dir,
         work_dir=work_dir,

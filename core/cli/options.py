@@ -24,6 +24,12 @@ PlannerName = Annotated[str, typer.Option(help="How layers are divided among nod
 TransportName = Annotated[str, typer.Option(help="How machines reach each other.")]
 CacheDir = Annotated[Path | None, typer.Option(help="Where downloaded models are kept.")]
 Device = Annotated[str, typer.Option(help="auto, cuda, cuda:0, mps or cpu.")]
+StateDirectory = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where this machine's key and memberships are kept. Default: CORE_STATE_DIR, or the user's data directory."
+    ),
+]
 Threads = Annotated[int | None, typer.Option(help="Compute threads. Default: physical cores less one.", min=1)]
 ApiUrl = Annotated[str, typer.Option(help="Where the cluster's API answers.")]
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]

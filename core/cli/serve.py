@@ -23,6 +23,7 @@ from core.cli.options import (
     PlannerName,
     Quant,
     Revision,
+    StateDirectory,
     Threads,
     TransportName,
     Wire,
@@ -78,14 +79,23 @@ def serve(
     hf_cache_dir: CacheDir = None,
     transport: TransportName = "trio-websocket",
     planner: PlannerName = "balanced",
+    advertise: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST", help="Where invites lead, instead of to this machine's addresses; repeatable."),
+    ] = None,
+    state_dir: StateDirectory = None,
     log_level: LogLevel = "info",
 ) -> None:
     """Serve a model with the machines that join, behind an OpenAI-compatible API."""
+    from core.trust.addresses import is_loopback
+
     set_up_logging(log_level)
     api = api_settings(api_key_file, allow_anonymous_api, cors_origin or [])
     least = min_nodes if min_nodes is not None else max(1, local_nodes)
     if max_nodes is not None and max_nodes < least:
         raise ConfigError(f"--max-nodes {max_nodes} is less than the {least} that are needed", "", "see --min-nodes")
+    if advertise and is_loopback(node_host):
+        raise ConfigError("--advertise without friends", f"nodes join at {node_host} alone", "add --node-host 0.0.0.0")
     settings = CoordinatorSettings(
         source=Source(model, revision, hf_cache_dir, trust_remote_code),
         served_model_name=served_model_name or _name_of(model),
@@ -107,11 +117,15 @@ def serve(
         speculation=speculation,
         transport=transport,
         planner=planner,
+        state_dir=state_dir,
+        advertise=tuple(advertise or ()),
     )
 
     async def main() -> None:
         async with serving(settings, api_host, api_port, api, typer.echo) as server:
             typer.echo(f"nodes join  {node_host}:{server.coordinator.node_port}")
+            if not is_loopback(node_host):
+                typer.echo("friends     each joins with a link of its own, printed by: core invite")
             typer.echo(f"model       {settings.served_model_name}")
             await show_progress(server.coordinator)
             await trio.sleep_forever()

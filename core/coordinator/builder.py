@@ -80,7 +80,8 @@ class RouteBuilder:
     async def _load_all(self, route: Route, tokens: list[bytes]) -> None:
         async with trio.open_nursery() as nursery:
             for index, hop in enumerate(route.hops):
-                assignment = self._assignment(route.epoch, hop.layers, tokens[index], index == len(route.hops) - 1)
+                downstream = route.hops[index + 1].member if index + 1 < len(route.hops) else None
+                assignment = self._assignment(route.epoch, hop.layers, tokens[index], downstream)
                 nursery.start_soon(self._load, hop, assignment)
 
     async def _load(self, hop: Hop, assignment: Assignment) -> None:
@@ -109,7 +110,8 @@ class RouteBuilder:
 
     async def _connect(self, epoch: int, upstream: Member, member: Member, token: bytes) -> str:
         """How `upstream` reaches `member`: "direct", or "relayed" with the reason."""
-        await _send(member, ConnectPeer(epoch, _hosts_of(upstream, member), upstream.hello.peer_port, token))
+        hosts, port = _hosts_of(upstream, member), upstream.hello.peer_port
+        await _send(member, ConnectPeer(epoch, hosts, port, token, upstream.fingerprint))
         while True:
             answer = await member.answer(epoch, within=LINK_SECONDS)
             if isinstance(answer, PeerConnected):
@@ -148,7 +150,7 @@ class RouteBuilder:
                 return LoadRefused(title, reason, node=error.node)
         return RouteError(title, reason)
 
-    def _assignment(self, epoch: int, layers: range, token: bytes, is_last: bool) -> Assignment:
+    def _assignment(self, epoch: int, layers: range, token: bytes, downstream: Member | None) -> Assignment:
         proof = self.manifest.proof(layers)
         return Assignment(
             epoch=epoch,
@@ -160,10 +162,11 @@ class RouteBuilder:
             wire_dtype=self.precision.wire,
             layer_start=layers.start,
             layer_end_exclusive=layers.stop,
-            is_last=is_last,
+            is_last=downstream is None,
             total_weight_bytes=sum(self.model.layer_bytes(layer, self.precision) for layer in layers),
             proof=Proof(proof.manifest, dict(proof.files), dict(proof.rests), list(proof.layers)),
             link_token=token,
+            downstream=downstream.fingerprint if downstream else None,
         )
 
 

@@ -14,6 +14,7 @@ import trio
 
 from core.coordinator.admission import Admission
 from core.coordinator.builder import RouteBuilder
+from core.coordinator.door import open_door
 from core.coordinator.generator import Generator, node_statuses
 from core.coordinator.head import Head
 from core.coordinator.local_nodes import LOCAL_PREFIX, run_local_nodes
@@ -37,6 +38,7 @@ from core.runtime.grammar import Grammars
 from core.runtime.manifest import Manifest
 from core.runtime.model import Model, Precision, choose_wire
 from core.runtime.tokenizer import Tokenizer
+from core.trust.serving import Serving
 
 LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where this machine itself dials what listens on all its addresses."""
@@ -86,11 +88,13 @@ class Live:
     async def _serve_nodes(self, end: trio.Event, *, task_status: trio.TaskStatus[int]) -> None:
         """Until `end`, also where it is cancelled before: then all members are told, and let go."""
         settings = self._settings
-        server = NodeServer(self._members, self)
         with trio.CancelScope(shield=True):
-            async with trio.open_nursery() as nursery:
+            async with open_door(settings.node_host, settings.state_dir) as door, trio.open_nursery() as nursery:
+                server = NodeServer(self._members, self, door)
                 listen = partial(self._transport.listen, settings.node_host, settings.node_port, server.serve)
-                port: int = await nursery.start(listen)
+                port: int = await nursery.start(partial(listen, credentials=door.credentials))
+                await door.announce(Serving(port, settings.advertise or _advertised(settings.node_host)))
+                nursery.start_soon(door.watch, self._members)
                 if settings.local_nodes:
                     nursery.start_soon(run_local_nodes, *self._local_command(port))
                 task_status.started(port)
@@ -249,6 +253,11 @@ class Live:
         if settings.source.cache_dir is not None:
             options += ["--hf-cache-dir", str(settings.source.cache_dir)]
         return [f"{LOCAL_PREFIX}{index + 1}" for index in range(settings.local_nodes)], options
+
+
+def _advertised(node_host: str) -> tuple[str, ...]:
+    """The one address that nodes can join at; none where all of this machine's will do."""
+    return () if node_host in LOOPBACK_OF else (node_host,)
 
 
 def _eos_ids(model: Model) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TypeVar
 
 import trio
@@ -9,6 +10,7 @@ import trio
 from core.errors import ChannelClosed, RouteError
 from core.link import Link
 from core.protocol.messages import (
+    Error,
     Hello,
     LoadComplete,
     LoadFailed,
@@ -17,6 +19,7 @@ from core.protocol.messages import (
     NodeState,
     PeerConnected,
 )
+from core.trust.register import KnownNode
 
 _MAILBOX = 256
 Answer = LoadProgress | LoadComplete | LoadFailed | PeerConnected
@@ -26,10 +29,14 @@ AnswerT = TypeVar("AnswerT", bound=Message)
 class Member:
     """One node for the length of one connection. `scope` is its handler's: cancelling it ends the connection."""
 
-    def __init__(self, hello: Hello, link: Link) -> None:
-        self.node_id = hello.node_id
+    def __init__(self, hello: Hello, link: Link, credential: KnownNode | None = None) -> None:
+        self.node_id = credential.node_id if credential else hello.node_id
         self.hello = hello
         self.link = link
+        self.credential = credential
+        """What the register has on it; None for a node that came over loopback."""
+        self.fingerprint = sha256(hello.certificate).digest() if hello.certificate else None
+        """Of the certificate that its neighbours will be shown."""
         self.scope = trio.CancelScope()
         self.state = "idle"
         self.detail = ""
@@ -47,6 +54,8 @@ class Member:
         self.reported = NodeState(0, 0, 0, hello.free_memory)
         self.failed_at: float | None = None
         self.gone_because = ""
+        self.farewell: Error | None = None
+        """What it is told at the end, where it was dismissed."""
         self._mail, self._mailbox = trio.open_memory_channel[Answer](_MAILBOX)
 
     def become(self, state: str, detail: str = "") -> None:
@@ -92,6 +101,12 @@ class Member:
             raise silence from None
         raise self.lost(self.gone_because)
 
+    def dismiss(self, farewell: Error) -> None:
+        """Ends its connection, telling it why."""
+        self.leave(farewell.message)
+        self.farewell = farewell
+        self.scope.cancel()
+
     def leave(self, reason: str) -> None:
         self.gone_because = reason
         self._mail.close()
@@ -129,8 +144,7 @@ class Members:
         """A node that joins again, before its old connection was noticed to be dead, takes the old one's place."""
         old = self._by_id.pop(member.node_id, None)
         if old is not None:
-            old.leave("it joined again")
-            old.scope.cancel()
+            old.dismiss(Error("replaced", f"a node joined later as {old.node_id!r}"))
         self._by_id[member.node_id] = member
         self.notify()
 

@@ -6,10 +6,11 @@ import logging
 from typing import Protocol
 
 import core
+from core.coordinator.door import Door
 from core.coordinator.members import Member, Members
-from core.errors import ChannelClosed, ProtocolError
+from core.errors import ChannelClosed, ProtocolError, TrustError
 from core.interfaces.transport import Channel
-from core.link import greeting, open_link
+from core.link import Link, greeting, open_link
 from core.protocol.codec import Packet
 from core.protocol.messages import (
     PROTOCOL_VERSION,
@@ -43,27 +44,50 @@ class RouteTraffic(Protocol):
 class NodeServer:
     """`serve` is the transport's handler: one connection, one member, until it ends."""
 
-    def __init__(self, members: Members, traffic: RouteTraffic) -> None:
+    def __init__(self, members: Members, traffic: RouteTraffic, door: Door) -> None:
         self._members = members
         self._traffic = traffic
+        self._door = door
 
     async def serve(self, channel: Channel) -> None:
-        """Raises ProtocolError or ChannelClosed, which the transport logs, for a peer that is no node."""
+        """Raises ProtocolError, TrustError or ChannelClosed, which the transport logs, for a peer that is no node, or
+        may not join."""
         async with open_link(channel) as link:
-            hello = await greeting(link)
-            if not isinstance(hello, Hello) or hello.protocol != PROTOCOL_VERSION:
-                refusal = _refusal(hello)
-                await link.end_with(refusal)
-                raise ProtocolError(f"{link.peer} was refused", refusal.message)
-            member = Member(hello, link)
-            with member.scope:
-                await link.send(HelloAck(PROTOCOL_VERSION, core.__version__))
-                _log.info("node %s joined from %s with %s", member.node_id, link.peer, hello.selected_device)
-                self._settle(member)
-                self._members.add(member)
-                await self._listen(member)
-            if member.scope.cancelled_caught:
-                await link.end_with(Error("replaced", f"a node joined later as {member.node_id!r}"))
+            member = await self._welcomed(link)
+            try:
+                with member.scope:
+                    await link.send(HelloAck(PROTOCOL_VERSION, core.__version__, member.node_id))
+                    _log.info("node %s joined from %s with %s", member.node_id, link.peer, member.hello.selected_device)
+                    self._settle(member)
+                    self._members.add(member)
+                    await self._listen(member)
+            finally:
+                await self._forget(member)
+            if member.farewell is not None:
+                await link.end_with(member.farewell)
+
+    async def _welcomed(self, link: Link) -> Member:
+        hello, nonce = await greeting(link)
+        if not isinstance(hello, Hello) or hello.protocol != PROTOCOL_VERSION:
+            refusal = _refusal(hello)
+            await link.end_with(refusal)
+            raise ProtocolError(f"{link.peer} was refused", refusal.message)
+        try:
+            credential = await self._door.admit(link, hello, nonce)
+        except TrustError as error:
+            await link.end_with(Error("not_a_member", clipped(error.message)))
+            raise
+        link.settle()
+        return Member(hello, link, credential)
+
+    async def _forget(self, member: Member) -> None:
+        """Its machine is not connected any more, unless it came back by another connection."""
+        credential = member.credential
+        if credential is None:
+            return
+        connected = [other.credential.fingerprint for other in self._members.all() if other.credential]
+        if credential.fingerprint not in connected:
+            await self._door.left(credential)
 
     async def _listen(self, member: Member) -> None:
         reason = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
@@ -15,7 +16,8 @@ class CoordinatorSettings:
     `dtype` None: what the quantizer asks for. `keep_head`: embedding and head are not quantized.
     `max_sessions` run at once, others wait; `max_context` (tokens) None: as much as the model and the nodes' memory
     allow. `prefix_cache`: ended sessions' caches stay for prompts that begin alike.
-    `local_nodes` are started beside the coordinator, and share this machine's memory among them.
+    `local_nodes` are started beside the coordinator, and share this machine's memory among them. `state_dir` None: the
+    system's place for it. `advertise`: hosts for invites, none for this machine's own addresses.
     """
 
     source: Source
@@ -38,3 +40,5 @@ class CoordinatorSettings:
     speculation: bool = True
     transport: str = "trio-websocket"
     planner: str = "balanced"
+    state_dir: Path | None = None
+    advertise: tuple[str, ...] = ()

@@ -196,7 +196,7 @@ class Supervisor:
 
     def _candidate(self, member: Member) -> Candidate:
         hello = member.hello
-        if self._settings.local_nodes and member.node_id.startswith(LOCAL_PREFIX):
+        if self._settings.local_nodes and not member.credential and member.node_id.startswith(LOCAL_PREFIX):
             memory = self._local_memory()
         else:
             memory = float(hello.free_memory or self._settings.target_node_memory or 0)

@@ -41,6 +41,9 @@ class Channel(ABC):
     local_host: str
     """This end's own address."""
 
+    secure: bool = False
+    """Whether TLS protects it, to a listener that showed the certificate which the dialler expected."""
+
     @abstractmethod
     async def send(self, data: bytes) -> None: ...
 
@@ -53,6 +56,10 @@ class Channel(ABC):
 
     @abstractmethod
     async def receive(self) -> bytes: ...
+
+    def settled(self) -> None:
+        """Called once the peer has proven who it is: until then a listener may count the connection as half open."""
+        return
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -74,14 +81,24 @@ class Transport(ABC):
         port: int,
         handler: Handler,
         *,
+        credentials: Credentials | None = None,
         task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Serves until cancelled: each connection runs `handler` in a task of its own and is closed after it.
 
         Reports the port it listens on through `task_status`. Raises ConfigError where the port can't be had. A peer
         that is no peer, and a handler that raises, end their own connection and no other.
+
+        With `credentials` it takes both those who dial with a `pin`, by TLS 1.3, and those who dial without: which of
+        them may come in is the handler's to say.
         """
 
     @abstractmethod
-    def dial(self, host: str, port: int, *, timeout: float) -> AbstractAsyncContextManager[Channel]:
-        """Connects within `timeout` seconds, or raises ChannelClosed saying why not."""
+    def dial(
+        self, host: str, port: int, *, timeout: float, pin: bytes | None = None
+    ) -> AbstractAsyncContextManager[Channel]:
+        """Connects within `timeout` seconds, or raises ChannelClosed saying why not.
+
+        `pin` asks for TLS 1.3 to a listener whose certificate has this SHA-256: TrustError where it has another,
+        before anything is sent over it. Nobody vouches for the certificate, and no name is looked at.
+        """

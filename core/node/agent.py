@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import torch
 import trio
 
-from core.errors import ChannelClosed, ProtocolError, sole_error
-from core.interfaces.transport import Transport
+from core.errors import ChannelClosed, ConfigError, ProtocolError, TrustError, sole_error
+from core.interfaces.transport import Channel, Transport
 from core.link import open_link
 from core.node.connection import Connection
 from core.node.settings import NodeSettings
@@ -17,6 +19,9 @@ from core.node.state import Activity, Duty, Node
 from core.plugins import PluginHost
 from core.runtime.compute import open_compute_thread
 from core.runtime.device import default_threads, pick
+from core.trust.addresses import is_this_machine
+from core.trust.cluster import Cluster
+from core.trust.identity import Identity
 
 DIAL_SECONDS = 5.0
 FIRST_WAIT_SECONDS = 0.25
@@ -28,9 +33,16 @@ async def run_node(settings: NodeSettings, plugins: PluginHost, activity: Activi
     """Serves until cancelled, or until `duty` says to leave and the coordinator was told goodbye.
 
     Raises ConfigError for a device that isn't there, a coordinator of another protocol, or another node that took
-    this one's id.
+    this one's id; TrustError where the coordinator knows neither this machine nor its invite, or its host removed it.
     A coordinator that goes away, or isn't there yet, is dialled again after a wait that doubles up to 10 s.
     """
+    membership = settings.membership
+    if membership is None and not is_this_machine(settings.cluster_host):
+        raise ConfigError(
+            f"{settings.cluster_host} is another machine",
+            "a node needs an invite to join there",
+            "ask its host for the link that `core invite` prints, and give it to --join",
+        )
     device = pick(settings.device)
     transport = plugins.transports.get(settings.transport)
     async with open_compute_thread("stage") as compute:
@@ -41,6 +53,8 @@ async def run_node(settings: NodeSettings, plugins: PluginHost, activity: Activi
             max_memory=settings.max_memory,
             cache_dir=settings.hf_cache_dir,
             peer_host=settings.peer_host,
+            identity=membership.identity if membership else Identity.fresh(),
+            membership=membership,
             compute=compute,
             transport=transport,
             plugins=plugins,
@@ -52,7 +66,6 @@ async def run_node(settings: NodeSettings, plugins: PluginHost, activity: Activi
 
 async def _stay_connected(node: Node, settings: NodeSettings, transport: Transport) -> None:
     wait = FIRST_WAIT_SECONDS
-    address = f"{settings.cluster_host}:{settings.cluster_port}"
     while not node.duty.leaving:
         began = trio.current_time()
         try:
@@ -62,7 +75,7 @@ async def _stay_connected(node: Node, settings: NodeSettings, transport: Transpo
                 return
             if trio.current_time() - began > LONGEST_WAIT_SECONDS:
                 wait = FIRST_WAIT_SECONDS
-            _log.info("not connected to %s: %s; trying again in %.2g s", address, error, wait)
+            _log.info("not connected: %s; trying again in %.2g s", error, wait)
             node.activity.become("connecting", str(error))
         with trio.move_on_after(wait * random.uniform(0.5, 1.0)):
             await node.duty.wait_leave()
@@ -71,11 +84,30 @@ async def _stay_connected(node: Node, settings: NodeSettings, transport: Transpo
 
 async def _one_connection(node: Node, settings: NodeSettings, transport: Transport) -> None:
     try:
-        async with (
-            transport.dial(settings.cluster_host, settings.cluster_port, timeout=DIAL_SECONDS) as channel,
-            open_link(channel) as link,
-        ):
+        async with _dialled(settings, transport) as channel, open_link(channel) as link:
             _log.info("connected to %s", link.peer)
             await Connection(node, link).run()
     except BaseExceptionGroup as group:
         raise sole_error(group) from None
+
+
+@asynccontextmanager
+async def _dialled(settings: NodeSettings, transport: Transport) -> AsyncIterator[Channel]:
+    """A channel to the coordinator. Raises ChannelClosed where it can't be had."""
+    async with AsyncExitStack() as stack:
+        if settings.membership is not None:
+            yield await _first_that_answers(stack, transport, settings.membership.cluster)
+        else:
+            dial = transport.dial(settings.cluster_host, settings.cluster_port, timeout=DIAL_SECONDS)
+            yield await stack.enter_async_context(dial)
+
+
+async def _first_that_answers(stack: AsyncExitStack, transport: Transport, cluster: Cluster) -> Channel:
+    reasons = []
+    for host in cluster.hosts:
+        try:
+            dial = transport.dial(host, cluster.port, timeout=DIAL_SECONDS, pin=cluster.fingerprint)
+            return await stack.enter_async_context(dial)
+        except (ChannelClosed, TrustError) as error:
+            reasons.append(str(error))
+    raise ChannelClosed("the coordinator is not reached", "; ".join(reasons))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import socket
 from functools import partial
 from importlib.metadata import version
 
+import msgspec
 import trio
 
 import core
-from core.errors import ChannelClosed, ConfigError, CoreError, ProtocolError
+from core.errors import ChannelClosed, ConfigError, CoreError, ProtocolError, TrustError
 from core.interfaces.transport import Channel
 from core.link import Link, first_message
 from core.node.epoch import Epoch, nothing_cached
 from core.node.peers import accept_downstream
+from core.node.proof import answer_challenge
 from core.node.state import Node
 from core.protocol.messages import (
     PROTOCOL_VERSION,
@@ -32,6 +35,11 @@ from core.protocol.messages import (
     clipped,
 )
 from core.runtime import device as devices
+from core.trust.addresses import is_loopback
+
+_REFUSALS: dict[str, type[CoreError]] = {"protocol_version": ConfigError, "not_a_member": TrustError}
+"""For good: it is of no use to come again."""
+_log = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 35.0
 """A little more than a coordinator gives the generations that run on a node which pauses."""
@@ -39,7 +47,7 @@ LEAVE_SECONDS = 35.0
 
 class Connection:
     """`run` returns when the node has left. It raises, in an exception group, ChannelClosed when the coordinator goes,
-    ProtocolError when it talks nonsense, ConfigError when it refuses this node for good."""
+    ProtocolError when it talks nonsense, ConfigError or TrustError when it refuses this node for good."""
 
     def __init__(self, node: Node, link: Link) -> None:
         self._node = node
@@ -50,7 +58,8 @@ class Connection:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             host = self._node.peer_host or self._link.local_host
-            listen = partial(self._node.transport.listen, host, 0, self._accept_peer)
+            credentials = None if is_loopback(host) else self._node.identity.credentials()
+            listen = partial(self._node.transport.listen, host, 0, self._accept_peer, credentials=credentials)
             peer_port: int = await nursery.start(listen)
             paused = await self._introduce(peer_port)
             self._node.activity.become("waiting")
@@ -64,15 +73,26 @@ class Connection:
 
     async def _introduce(self, peer_port: int) -> str:
         """What the coordinator was told of this node's being paused."""
+        membership = self._node.membership
+        cluster = membership.cluster if membership else None
+        listener, invite = (cluster.fingerprint, cluster.secret) if cluster else (None, None)
+        signature = await answer_challenge(self._link, self._node.identity, "node", listener)
         offer = hello(self._node, [self._link.local_host], peer_port)
-        await self._link.send(offer)
+        await self._link.send(msgspec.structs.replace(offer, signature=signature, invite=invite))
         answer = await first_message(self._link)
         if isinstance(answer, Error):
-            refusal = ConfigError if answer.code == "protocol_version" else ProtocolError
-            raise refusal("the coordinator refused this node", answer.message)
+            await self._be_refused(answer)
         if not isinstance(answer, HelloAck):
             raise ProtocolError(f"the coordinator answered HELLO with a {answer.TYPE}")
+        if membership is not None:
+            await trio.to_thread.run_sync(membership.welcomed)
+            _log.info("this machine is a member, as %s", answer.node_id)
         return offer.paused
+
+    async def _be_refused(self, refusal: Error) -> None:
+        if refusal.code == "not_a_member" and self._node.membership is not None:
+            await trio.to_thread.run_sync(self._node.membership.refused)
+        raise _REFUSALS.get(refusal.code, ProtocolError)("the coordinator refused this node", refusal.message)
 
     async def _tell_duty(self, told: str, scope: trio.CancelScope) -> None:
         """Keeps the coordinator informed; when the node leaves, the connection ends with `scope`."""
@@ -133,7 +153,8 @@ class Connection:
 
     async def _accept_peer(self, channel: Channel) -> None:
         epoch = self._epoch
-        async with accept_downstream(channel, epoch.assignment if epoch else None) as link:
+        assignment = epoch.assignment if epoch else None
+        async with accept_downstream(channel, assignment, self._node.identity) as link:
             assert epoch is not None
             epoch.downstream = link
             try:
@@ -147,7 +168,13 @@ class Connection:
 def _farewell(message: Error) -> CoreError:
     """Two nodes of one id would push each other out for ever: the earlier one gives way."""
     if message.code == "replaced":
-        return ConfigError("another node took this one's place", message.message, "give each a --node-id of its own")
+        return ConfigError(
+            "another node took this one's place",
+            message.message,
+            "give each a --node-id of its own, and machines that joined by invite each a --state-dir of its own",
+        )
+    if message.code == "removed":
+        return TrustError("this machine is no member any more", message.message)
     return ChannelClosed("the coordinator ended the link", message.message)
 
 
@@ -170,4 +197,5 @@ def hello(node: Node, peer_hosts: list[str], peer_port: int) -> Hello:
         peer_port=peer_port,
         plugins={plugin.name: plugin.version for plugin in node.plugins.loaded},
         paused=clipped(node.duty.paused),
+        certificate=node.identity.certificate,
     )

@@ -124,7 +124,7 @@ class Epoch:
 
     async def _take_from_upstream(self, order: ConnectPeer) -> None:
         try:
-            async with dial_upstream(self._node.transport, order) as link:
+            async with dial_upstream(self._node.transport, self._node.identity, order) as link:
                 await self._control.send(PeerConnected(order.epoch, True, ""))
                 await self._take_batches(link)
         except ChannelClosed as error:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.trust.cluster import Membership
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
     """`max_memory` in bytes, None for what the device has free. `threads` None leaves one core to the event loop.
 
     `peer_host`: where the neighbour's link is awaited; None is the address at which the coordinator is reached.
+    `membership` None: the coordinator is on this machine, at `cluster_host` and `cluster_port`, and asks for nothing.
     """
 
     node_id: str
+    membership: Membership | None = None
     cluster_host: str = "127.0.0.1"
     cluster_port: int = 7001
     device: str = "auto"

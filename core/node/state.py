@@ -13,6 +13,8 @@ from core.interfaces.transport import Transport
 from core.node.stage_loader import Holdings
 from core.plugins import PluginHost
 from core.runtime.compute import ComputeThread
+from core.trust.cluster import Membership
+from core.trust.identity import Identity
 
 
 @dataclass(slots=True)
@@ -86,6 +88,8 @@ class Node:
     max_memory: int | None
     cache_dir: Path | None
     peer_host: str | None
+    identity: Identity
+    membership: Membership | None
     compute: ComputeThread
     transport: Transport
     plugins: PluginHost

@@ -92,13 +92,15 @@ class Decoder:
     """Frames of one link, in order -> packets. Holds of an unfinished tensor what came, not what is announced."""
 
     def __init__(self) -> None:
+        self.limit = MAX_TENSOR_BYTES
+        """The largest tensor that is taken, in bytes; and no larger frame, which `MAX_FRAME_BYTES` limits as well."""
         self._pending: Packet | None = None
         self._buffer = bytearray()
         self._size = 0
 
     def feed(self, frame: bytes) -> Packet | None:
         """The packet that `frame` completes, if it does. Raises ProtocolError for anything that isn't protocol."""
-        packet = _parse(frame)
+        packet = _parse(frame, min(self.limit, MAX_FRAME_BYTES))
         if isinstance(packet.message, Chunk):
             return self._continue(packet.message.data)
         if self._pending is not None:
@@ -109,8 +111,8 @@ class Decoder:
 
     def _begin(self, packet: Packet, tensor: Tensor) -> Packet | None:
         size = tensor.rows * tensor.width * _ITEMSIZE.get(tensor.dtype, 0)
-        if size > MAX_TENSOR_BYTES:
-            raise ProtocolError(f"a tensor of {size} bytes is announced", f"the limit is {MAX_TENSOR_BYTES}")
+        if size > self.limit:
+            raise ProtocolError(f"a tensor of {size} bytes is announced", f"the limit is {self.limit}")
         if len(tensor.data) > size:
             raise ProtocolError("a tensor carries more bytes than its shape has room for")
         if len(tensor.data) == size:
@@ -133,9 +135,9 @@ class Decoder:
         return Packet(msgspec.structs.replace(message, hidden=tensor), packet.request_id, packet.seq)
 
 
-def _parse(frame: bytes) -> Packet:
-    if len(frame) > MAX_FRAME_BYTES:
-        raise ProtocolError(f"a frame of {len(frame)} bytes came", f"the limit is {MAX_FRAME_BYTES}")
+def _parse(frame: bytes, limit: int) -> Packet:
+    if len(frame) > limit:
+        raise ProtocolError(f"a frame of {len(frame)} bytes came", f"the limit is {limit}")
     try:
         envelope = _ENVELOPE.decode(frame)
     except _UNREADABLE as error:

@@ -17,6 +17,11 @@ Layer = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Digest = Annotated[bytes, msgspec.Meta(max_length=32)]
 Secret = Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
+Nonce = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Fingerprint = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+"""SHA-256 of a certificate."""
+Certificate = Annotated[bytes, msgspec.Meta(min_length=64, max_length=2048)]
+Signature = Annotated[bytes, msgspec.Meta(min_length=8, max_length=256)]
 
 
 def clipped(text: object) -> str:
@@ -69,10 +74,19 @@ class Device(msgspec.Struct, frozen=True):
     free_memory: Count | None
 
 
+class Challenge(Message, frozen=True):
+    """A listener's first message on an encrypted link: the greeting that comes signs this nonce."""
+
+    TYPE: ClassVar = "CHALLENGE"
+    nonce: Nonce
+
+
 class Hello(Message, frozen=True):
     """Node to coordinator, first: who it is and what it offers. Refused by ERROR, accepted by HELLO_ACK.
 
     `paused` is why it takes no layers for now; "" where it does.
+    On an encrypted link `signature` proves that the node holds the key of `certificate`; `invite` is the secret of an
+    invite, from a node whose key the coordinator does not know yet.
     """
 
     TYPE: ClassVar = "HELLO"
@@ -91,12 +105,18 @@ class Hello(Message, frozen=True):
     peer_port: Port = 0
     plugins: Annotated[dict[Name, Name], msgspec.Meta(max_length=256)] = {}
     paused: Text = ""
+    certificate: Certificate | None = None
+    signature: Signature | None = None
+    invite: Secret | None = None
 
 
 class HelloAck(Message, frozen=True):
+    """`node_id` is what the node is called here; "" for what it called itself."""
+
     TYPE: ClassVar = "HELLO_ACK"
     protocol: int
     core_version: Name = ""
+    node_id: Name = ""
 
 
 class Error(Message, frozen=True):
@@ -121,7 +141,8 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 class Assignment(Message, frozen=True):
-    """Coordinator to node: load this layer range. `link_token` is what its downstream peer will show it.
+    """Coordinator to node: load this layer range. `link_token` is what its downstream peer will show it, `downstream`
+    whose certificate it will prove to hold where the link between them is encrypted.
 
     `revision` is the coordinator's own where the model comes from a hub. A node that already holds the very same
     stage, of a model of the same manifest, keeps its weights and starts the epoch with empty caches.
@@ -141,6 +162,7 @@ class Assignment(Message, frozen=True):
     total_weight_bytes: Count
     proof: Proof
     link_token: Secret
+    downstream: Fingerprint | None = None
 
     def __post_init__(self) -> None:
         if len(self.proof.layers) != self.layer_end_exclusive - self.layer_start:
@@ -178,13 +200,17 @@ class LoadFailed(Message, frozen=True):
 
 
 class ConnectPeer(Message, frozen=True):
-    """Coordinator to node: dial your upstream neighbour, which hands you its hidden states from then on."""
+    """Coordinator to node: dial your upstream neighbour, which hands you its hidden states from then on.
+
+    `fingerprint` is that of its certificate.
+    """
 
     TYPE: ClassVar = "CONNECT_PEER"
     epoch: Count
     hosts: Annotated[list[Name], msgspec.Meta(max_length=16)]
     port: Port
     link_token: Secret
+    fingerprint: Fingerprint | None = None
 
 
 class PeerConnected(Message, frozen=True):
@@ -197,12 +223,14 @@ class PeerConnected(Message, frozen=True):
 
 
 class PeerHello(Message, frozen=True):
-    """Node to node, first. Answered by HELLO_ACK or ERROR."""
+    """Node to node, first. Answered by HELLO_ACK or ERROR. Certificate and signature as in HELLO."""
 
     TYPE: ClassVar = "PEER_HELLO"
     protocol: int
     epoch: Count
     link_token: Secret
+    certificate: Certificate | None = None
+    signature: Signature | None = None
 
 
 class PeerLost(Message, frozen=True):

@@ -34,7 +34,7 @@ END_SECONDS = 30.0
 POLL_SECONDS = 0.02
 REQUEST_SECONDS = 60.0
 _MARK = "CORE_TEST_CLUSTER"
-_ADDRESS = re.compile(r"^API +http://127\.0\.0\.1:(\d+)/v1\nnodes join +127\.0\.0\.1:(\d+)$", re.MULTILINE)
+_ADDRESS = re.compile(r"^API +http://127\.0\.0\.1:(\d+)/v1\nnodes join +[\d.]+:(\d+)$", re.MULTILINE)
 
 
 class Program:

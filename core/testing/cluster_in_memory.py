@@ -24,7 +24,7 @@ from core.errors import ChannelClosed, CoreError
 from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
 from core.interfaces.engine import ClusterStatus, GenerationRequest
-from core.interfaces.transport import Channel, Handler, Transport
+from core.interfaces.transport import Channel, Credentials, Handler, Transport
 from core.link import Link, first_message, open_link
 from core.node.agent import run_node
 from core.node.settings import NodeSettings
@@ -32,6 +32,8 @@ from core.node.state import Activity, Duty
 from core.plugins import PluginHost
 from core.protocol.messages import PROTOCOL_VERSION, Hello, HelloAck
 from core.testing.transport import LOOPBACK, MemoryChannel, MemoryTransport
+from core.trust.cluster import Membership
+from core.trust.identity import short_id
 
 POLL_SECONDS = 0.005
 WAIT_SECONDS = 30.0
@@ -46,7 +48,9 @@ class Machine(Transport):
     name: ClassVar[str] = MemoryTransport.name
     max_message: ClassVar[int] = MemoryTransport.max_message
 
-    def __init__(self, network: MemoryTransport) -> None:
+    def __init__(self, network: MemoryTransport, host: str = LOOPBACK) -> None:
+        self.host = host
+        """Its own address: what the others see it come from."""
         self.sent: list[bytes] = []
         """Every message that left this machine, in order, whatever the connection."""
         self.port = 0
@@ -56,20 +60,27 @@ class Machine(Transport):
         self._channels: set[_NotedChannel] = set()
 
     async def listen(
-        self, host: str, port: int, handler: Handler, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+        self,
+        host: str,
+        port: int,
+        handler: Handler,
+        *,
+        credentials: Credentials | None = None,
+        task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         async def serve(channel: Channel) -> None:
             with self._noted(channel) as noted:
                 await handler(noted)
 
-        await self._network.listen(host, port, serve, task_status=_PortNoted(self, task_status))
+        noted = _PortNoted(self, task_status)
+        await self._network.listen(host, port, serve, credentials=credentials, task_status=noted)
 
     @asynccontextmanager
-    async def dial(self, host: str, port: int, *, timeout: float) -> AsyncIterator[Channel]:
+    async def dial(self, host: str, port: int, *, timeout: float, pin: bytes | None = None) -> AsyncIterator[Channel]:
         if self._unplugged:
             await trio.sleep(timeout)
             raise ChannelClosed(f"no connection to {host}:{port}", "it timed out: nothing answered")
-        async with self._network.dial(host, port, timeout=timeout) as channel:
+        async with self._network.dial(host, port, timeout=timeout, pin=pin, origin=self.host) as channel:
             with self._noted(channel) as noted:
                 yield noted
 
@@ -96,6 +107,7 @@ class _NotedChannel(Channel):
         self.inner = inner
         self.peer = inner.peer
         self.local_host = inner.local_host
+        self.secure = inner.secure
         self._sent = sent
         self._open_ones = open_ones
 
@@ -182,10 +194,12 @@ class MemoryCluster:
         machine: Machine | None = None,
         plugins: PluginHost | None = None,
         duty: Duty | None = None,
-    ) -> None:
-        """Starts a node, and returns once one of that id has joined.
+        membership: Membership | None = None,
+    ) -> str:
+        """Starts a node, and returns its id once it has joined.
 
-        `machine` None: one with no faults of its own. `plugins` None: those that are installed.
+        `machine` None: one with no faults of its own. `plugins` None: those that are installed. With a `membership`
+        its id is `node_id` and a part of its key, unless the invite names it.
         """
         assert self._nursery is not None
         machine = self.machines[node_id] = machine or Machine(self.network)
@@ -193,6 +207,7 @@ class MemoryCluster:
         self.duties[node_id] = duty or Duty()
         settings = NodeSettings(
             node_id=node_id,
+            membership=membership,
             cluster_port=self.coordinator.node_port,
             device="cpu",
             max_memory=max_memory,
@@ -200,7 +215,9 @@ class MemoryCluster:
             transport=Machine.name,
         )
         self._nursery.start_soon(self._run_node, settings, plugins_on(machine, plugins))
-        await self.until(lambda status: any(node.node_id == node_id for node in status.nodes))
+        joined = f"{node_id}-{short_id(membership.identity.fingerprint)}" if membership else node_id
+        await self.until(lambda status: any(node.node_id == joined for node in status.nodes))
+        return joined
 
     def stop_node(self, node_id: str) -> None:
         """Ends a node for good: all its connections break off, and it makes no new ones."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 
 import pytest
 import trio
 import trio.testing
 
-from core.errors import ChannelClosed, ConfigError
+from core.errors import ChannelClosed, ConfigError, TrustError
 from core.interfaces.transport import Channel, Handler, Transport
+from core.trust.identity import Identity
 
 HOST = "127.0.0.1"
 PATIENCE = 20.0
@@ -53,6 +55,29 @@ class TransportContract:
                     message = (bytes(range(251)) * (size // 251 + 1))[:size]
                     await channel.send(message)
                     assert await channel.receive() == message
+
+    async def test_a_pin_leads_to_the_machine_with_that_certificate_alone(self, transport: Transport) -> None:
+        """And on the same port, those who dial without a pin are served without encryption."""
+        identity, served = Identity.fresh(), []
+
+        async def tell(channel: Channel) -> None:
+            served.append(channel.secure)
+            await echo(channel)
+
+        listen = partial(transport.listen, credentials=identity.credentials())
+        with trio.fail_after(PATIENCE):
+            async with trio.open_nursery() as nursery:
+                port = await nursery.start(listen, HOST, 0, tell)
+                for pin in (identity.fingerprint, None):
+                    async with transport.dial(HOST, port, timeout=PATIENCE / 2, pin=pin) as channel:
+                        await channel.send(b"hello")
+                        assert await channel.receive() == b"hello"
+                        assert channel.secure is (pin is not None)
+                with pytest.raises(TrustError):
+                    async with transport.dial(HOST, port, timeout=PATIENCE / 2, pin=bytes(32)):
+                        pytest.fail("it is connected to a machine that has another certificate")
+                nursery.cancel_scope.cancel()
+        assert served == [True, False]
 
     async def test_messages_keep_their_order(self, transport: Transport) -> None:
         messages = [str(number).encode() for number in range(500)]

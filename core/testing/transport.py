@@ -11,8 +11,9 @@ from typing import ClassVar
 
 import trio
 
-from core.errors import ChannelClosed, ConfigError, CoreError
-from core.interfaces.transport import Channel, Handler, Transport
+from core.errors import ChannelClosed, ConfigError, CoreError, TrustError
+from core.interfaces.transport import Channel, Credentials, Handler, Transport
+from core.trust.addresses import host_of
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,8 @@ BUFFERED_MESSAGES = 4
 
 
 class MemoryTransport(Transport):
-    """Connects those who share the instance. A listener on 0.0.0.0 is reached by every host name, others by theirs.
+    """Connects those who share the instance; nothing is encrypted, but pins are held against certificates.
+    A listener on 0.0.0.0 is reached by every host name, others by theirs.
 
     `sever` and `stall` break a port's connections in the two ways in which real ones break.
     """
@@ -36,13 +38,19 @@ class MemoryTransport(Transport):
         self._numbers = itertools.count(FIRST_PORT)
 
     async def listen(
-        self, host: str, port: int, handler: Handler, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+        self,
+        host: str,
+        port: int,
+        handler: Handler,
+        *,
+        credentials: Credentials | None = None,
+        task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         if port in self._listeners:
             raise ConfigError(f"can't listen on {host}:{port}", "the port is in use", "choose another port")
         port = port or self._free_port()
         async with trio.open_nursery() as nursery:
-            self._listeners[port] = _Listener(host, handler, nursery)
+            self._listeners[port] = _Listener(host, handler, nursery, credentials.fingerprint if credentials else None)
             task_status.started(port)
             try:
                 await trio.sleep_forever()
@@ -50,7 +58,10 @@ class MemoryTransport(Transport):
                 del self._listeners[port]
 
     @asynccontextmanager
-    async def dial(self, host: str, port: int, *, timeout: float) -> AsyncIterator[Channel]:
+    async def dial(
+        self, host: str, port: int, *, timeout: float, pin: bytes | None = None, origin: str = LOOPBACK
+    ) -> AsyncIterator[Channel]:
+        """`origin` is the dialler's own address."""
         await trio.lowlevel.checkpoint()
         title = f"no connection to {host}:{port}"
         listener = self._listeners.get(port)
@@ -59,7 +70,10 @@ class MemoryTransport(Transport):
         if listener.stalled:
             await trio.sleep(timeout)
             raise ChannelClosed(title, "it timed out: nothing answered", "see whether the machine is on")
-        near, far = _connected(listener, f"{host}:{port}", f"{LOOPBACK}:{next(self._numbers)}", host)
+        if pin is not None and pin != listener.fingerprint:
+            raise TrustError(f"{host}:{port} is not who it should be", "it has another certificate, or none")
+        near, far = _connected(listener, f"{host}:{port}", f"{origin}:{next(self._numbers)}", host)
+        near.secure = far.secure = pin is not None
         listener.nursery.start_soon(_serve, listener, far)
         try:
             yield near
@@ -89,6 +103,7 @@ class _Listener:
     host: str
     handler: Handler
     nursery: trio.Nursery
+    fingerprint: bytes | None
     stalled: bool = False
     channels: set[MemoryChannel] = field(default_factory=set)
 
@@ -162,7 +177,7 @@ def _connected(listener: _Listener, server: str, client: str, server_host: str) 
     to_client, from_server = trio.open_memory_channel[bytes](BUFFERED_MESSAGES)
     cable = _Cable()
     return (
-        MemoryChannel(listener, cable, server, LOOPBACK, to_server, from_server),
+        MemoryChannel(listener, cable, server, host_of(client), to_server, from_server),
         MemoryChannel(listener, cable, client, server_host, to_client, from_client),
     )
 

@@ -23,6 +23,12 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
+def is_this_machine(host: str) -> bool:
+    """Whether whoever dials `host` from here stays here."""
+    own = (address for interface in _interfaces() for address in interface.addresses)
+    return is_loopback(host) or host in own
+
+
 def host_of(peer: str) -> str:
     """The host of a channel's `peer`: host:port, with brackets around IPv6."""
     return peer.rpartition(":")[0].strip("[]")

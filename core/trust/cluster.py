@@ -1,66 +1,79 @@
-"""A node's side of membership: the cluster that it belongs to, or is about to join."""
+"""A node's side of membership: the cluster that this machine belongs to, or is about to join."""
 
 from __future__ import annotations
-
-import logging
 
 import msgspec
 
 from core.errors import ConfigError
+from core.trust.identity import Identity
 from core.trust.link import InviteLink
 from core.trust.state_dir import StateDir
 
 _MEMBER_OF = "cluster.json"
 _JOINING = "joining.json"
-_log = logging.getLogger(__name__)
 
 
 class Cluster(msgspec.Struct, frozen=True):
     """Where a coordinator is, each host to be tried in turn, and the SHA-256 of its certificate.
 
-    `secret` is that of an invite which was not used yet; "" for a member.
+    `secret` is that of an invite which was not used yet; None for a member.
     """
 
     hosts: tuple[str, ...]
     port: int
     fingerprint: bytes
-    secret: bytes = b""
+    secret: bytes | None = None
 
     def __repr__(self) -> str:
         return f"Cluster(hosts={self.hosts}, port={self.port})"
 
 
-def join(link: str, state: StateDir) -> Cluster:
-    """What an invite leads to, remembered until the coordinator has answered. Raises ConfigError for a damaged link."""
-    invite = InviteLink.parse(link)
-    cluster = Cluster(invite.hosts, invite.port, invite.fingerprint, invite.secret)
-    state.write(_JOINING, msgspec.json.encode(cluster))
-    return cluster
+class Membership:
+    """A machine's key, and the cluster that it is good for. `join` or `remembered` makes one."""
 
+    def __init__(self, state: StateDir, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.identity = Identity.open(state)
+        self._state = state
 
-def remembered(state: StateDir) -> Cluster | None:
-    """The cluster that was joined last, though its coordinator may not have answered yet; None for none."""
-    return _read(state, _JOINING) or _read(state, _MEMBER_OF)
+    @classmethod
+    def join(cls, link: str, state: StateDir) -> Membership:
+        """By an invite, which is remembered until the coordinator has answered.
 
+        Raises ConfigError for a damaged link, and for a state directory that can't be used.
+        """
+        invite = InviteLink.parse(link)
+        cluster = Cluster(invite.hosts, invite.port, invite.fingerprint, invite.secret)
+        state.write(_JOINING, msgspec.json.encode(cluster))
+        return cls(state, cluster)
 
-def welcomed(cluster: Cluster, state: StateDir) -> Cluster:
-    """The coordinator knows this machine's key now: the secret has done its work."""
-    member = msgspec.structs.replace(cluster, secret=b"")
-    if _read(state, _MEMBER_OF) != member:
-        state.write(_MEMBER_OF, msgspec.json.encode(member))
-    state.remove(_JOINING)
-    return member
+    @classmethod
+    def remembered(cls, state: StateDir) -> Membership | None:
+        """The one of the last invite, though its coordinator may not have answered yet; None for none."""
+        cluster = _read(state, _JOINING) or _read(state, _MEMBER_OF)
+        return cls(state, cluster) if cluster else None
 
+    def at(self, host: str | None, port: int | None) -> None:
+        """The coordinator is to be looked for here, whatever the invite said; None for what that said."""
+        hosts = (host,) if host is not None else self.cluster.hosts
+        self.cluster = msgspec.structs.replace(self.cluster, hosts=hosts, port=port or self.cluster.port)
 
-def refused(state: StateDir) -> None:
-    """The invite does not hold; what this machine was a member of before, it still is."""
-    state.remove(_JOINING)
+    def welcomed(self) -> None:
+        """The coordinator knows this machine's key now: the secret has done its work."""
+        member = msgspec.structs.replace(self.cluster, secret=None)
+        if _read(self._state, _MEMBER_OF) != member:
+            self._state.write(_MEMBER_OF, msgspec.json.encode(member))
+        self._state.remove(_JOINING)
+        self.cluster = member
 
+    def refused(self) -> None:
+        """The invite does not hold; what this machine was a member of before, it still is."""
+        self._state.remove(_JOINING)
 
-def leave(state: StateDir) -> None:
-    """Forgets every cluster. The key stays."""
-    state.remove(_JOINING)
-    state.remove(_MEMBER_OF)
+    def leave(self) -> None:
+        """Forgets every cluster. The key stays."""
+        self._state.remove(_JOINING)
+        self._state.remove(_MEMBER_OF)
 
 
 def _read(state: StateDir, name: str) -> Cluster | None:

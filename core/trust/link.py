@@ -68,12 +68,22 @@ def _check(body: bytes) -> bytes:
 
 
 def _packed_host(host: str) -> bytes:
+    """Raises ConfigError for what is neither an address nor a name."""
     try:
         address = ip_address(host)
     except ValueError:
-        name = host.encode("idna")
-        return bytes([len(name)]) + name
+        return _packed_name(host)
     return bytes([_IPV4 if address.version == 4 else _IPV6]) + address.packed
+
+
+def _packed_name(host: str) -> bytes:
+    try:
+        name = host.encode("idna")
+    except UnicodeError:
+        name = b""
+    if not 0 < len(name) < _IPV6 or b":" in name:
+        raise ConfigError(f"{host!r} is no host", "", "give an IP address or a name, without a port")
+    return bytes([len(name)]) + name
 
 
 def _unpacked_hosts(data: bytes, count: int) -> tuple[str, ...]:

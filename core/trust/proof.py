@@ -7,12 +7,11 @@ it together with the listener's fingerprint and what it comes as: so a listener 
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
@@ -27,28 +26,23 @@ def new_nonce() -> bytes:
     return secrets.token_bytes(NONCE_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """The dialler's certificate (DER), and its ECDSA signature (DER, over SHA-256)."""
+def signature(identity: Identity, role: Role, nonce: bytes, listener: bytes) -> bytes:
+    """ECDSA over SHA-256, in DER. `listener` is the fingerprint of who gets it."""
+    return identity.sign(_signed(role, nonce, listener))
 
-    certificate: bytes
-    signature: bytes
 
-    @classmethod
-    def of(cls, identity: Identity, role: Role, nonce: bytes, listener: bytes) -> Proof:
-        """`listener` is the fingerprint of who gets this."""
-        return cls(identity.certificate, identity.sign(_signed(role, nonce, listener)))
-
-    def verified(self, role: Role, nonce: bytes, listener: bytes) -> bytes:
-        """The dialler's fingerprint. Raises TrustError where it does not hold the certificate's key."""
-        try:
-            key = x509.load_der_x509_certificate(self.certificate).public_key()
-            if not isinstance(key, ec.EllipticCurvePublicKey):
-                raise ValueError("its key is of another kind")
-            key.verify(self.signature, _signed(role, nonce, listener), ec.ECDSA(SHA256()))
-        except (ValueError, TypeError, InvalidSignature, x509.InvalidVersion) as error:
-            raise TrustError("the proof of identity does not hold", str(error) or "the signature is wrong") from None
-        return sha256(self.certificate).digest()
+def verified(role: Role, certificate: bytes | None, signature: bytes | None, nonce: bytes, listener: bytes) -> bytes:
+    """The dialler's fingerprint. Raises TrustError where it does not hold the key of its certificate (DER)."""
+    try:
+        if certificate is None or signature is None:
+            raise ValueError("there is none")
+        key = x509.load_der_x509_certificate(certificate).public_key()
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ValueError("its key is of another kind")
+        key.verify(signature, _signed(role, nonce, listener), ec.ECDSA(SHA256()))
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion) as error:
+        raise TrustError("the proof of identity does not hold", str(error) or "the signature is wrong") from None
+    return sha256(certificate).digest()
 
 
 def _signed(role: Role, nonce: bytes, listener: bytes) -> bytes:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from core.trust.state_dir import StateDir
 FILE = "members.json"
 _KEPT_SECONDS = 30 * 86_400
 """How long an invite is remembered after its expiry, so that whoever comes with it is told what became of it."""
+_LONGEST_NAME = 40
 _ASK = "ask the host for a new one"
 _UNKNOWN = "this coordinator does not know this machine: ask its host for an invite, and join with that"
 _REMOVED = "this machine was removed from the cluster: ask its host for a new invite"
@@ -62,6 +64,11 @@ class KnownNode(msgspec.Struct):
     def short_id(self) -> str:
         return short_id(bytes.fromhex(self.fingerprint))
 
+    @property
+    def node_id(self) -> str:
+        """What the cluster calls it: nobody else's key makes the same."""
+        return f"{self.name}-{self.short_id}"
+
 
 class Entries(msgspec.Struct):
     invites: list[Invite] = []
@@ -75,9 +82,9 @@ class Register:
     def __init__(self, state: StateDir) -> None:
         self._state = state
 
-    def version(self) -> int:
-        """Another number whenever the file was written."""
-        return self._state.changed(FILE)
+    def version(self) -> tuple[int, int]:
+        """Another one whenever an entry was changed, by whichever process."""
+        return self._state.version(FILE)
 
     def read(self) -> Entries:
         """Raises ConfigError for a file that does not read."""
@@ -121,9 +128,7 @@ class Register:
     def remove(self, name: str) -> KnownNode:
         """By name, id of the key, or both as nodes are shown. Raises ConfigError where that is nobody, or several."""
         with self._edited() as entries:
-            found = [
-                n for n in entries.nodes if not n.removed and name in (n.name, n.short_id, f"{n.name}-{n.short_id}")
-            ]
+            found = [n for n in entries.nodes if not n.removed and name in (n.name, n.short_id, n.node_id)]
             if len(found) != 1:
                 raise ConfigError(
                     f"there is no member {name!r}" if not found else f"{len(found)} members are called {name!r}",
@@ -133,7 +138,7 @@ class Register:
             found[0].removed, found[0].connected = True, False
             return found[0]
 
-    def admit(self, fingerprint: str, secret: bytes, name: str) -> KnownNode:
+    def admit(self, fingerprint: str, secret: bytes | None, name: str) -> KnownNode:
         """A machine whose key is known, or that brings an invite, which is used up by it.
 
         Raises TrustError with a sentence for everybody else.
@@ -147,9 +152,9 @@ class Register:
                 invite = _redeemed(entries.invites, secret)
                 invite.used_by = fingerprint
                 if node is None:
-                    node = KnownNode(invite.name or name, fingerprint, now, now)
+                    node = KnownNode("", fingerprint, now, now)
                     entries.nodes.append(node)
-                node.removed, node.name = False, invite.name or name
+                node.removed, node.name = False, _plain(invite.name or name)
             node.last_seen, node.connected = now, True
             return node
 
@@ -167,6 +172,11 @@ class Register:
     def members(self) -> frozenset[bytes]:
         """The fingerprints of those who may be connected now."""
         return frozenset(bytes.fromhex(node.fingerprint) for node in self.read().nodes if not node.removed)
+
+
+def _plain(name: str) -> str:
+    """A name that can stand in a log, a table or a command."""
+    return re.sub(r"[^\w.-]+", "-", name)[:_LONGEST_NAME].strip("-") or "node"
 
 
 def _hash(secret: bytes) -> str:

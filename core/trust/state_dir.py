@@ -28,39 +28,41 @@ class StateDir:
 
     @classmethod
     def open(cls, path: Path | None = None) -> StateDir:
-        """`path`, else what $CORE_STATE_DIR says, else the system's place for a user's data; made if it isn't there.
-
-        Raises ConfigError where it can't be used, or where others may write to it.
-        """
+        """`path`, else what $CORE_STATE_DIR says, else the system's place for a user's data."""
         chosen = path or Path(os.environ.get(ENVIRONMENT) or user_data_path("core-cluster", appauthor=False))
-        chosen = chosen.expanduser().absolute()
+        return cls(chosen.expanduser().absolute())
+
+    def _made(self) -> Path:
+        """Raises ConfigError where it can't be used, or where others may write to it."""
         try:
-            chosen.mkdir(mode=0o700, parents=True, exist_ok=True)
-            mode = chosen.stat().st_mode
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mode = self.path.stat().st_mode
         except OSError as error:
             raise ConfigError(
-                f"the state directory {chosen} can't be used",
+                f"the state directory {self.path} can't be used",
                 error.strerror or str(error),
                 f"choose another with --state-dir, or with {ENVIRONMENT} in the environment",
             ) from None
         if sys.platform != "win32" and mode & _OTHERS_WRITE:
             raise ConfigError(
-                f"others may write to the state directory {chosen}",
+                f"others may write to the state directory {self.path}",
                 "it holds this machine's key",
-                f"chmod 700 {chosen}",
+                f"chmod 700 {self.path}",
             )
-        return cls(chosen)
+        return self.path
 
     def read(self, name: str) -> bytes | None:
-        """None where there is no such file."""
+        """None where there is no such file. Raises ConfigError where it can't be read."""
         try:
             return (self.path / name).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise ConfigError(f"{self.path / name} can't be read", error.strerror or str(error)) from None
 
     def write(self, name: str, data: bytes) -> None:
         """Readable by its owner alone, and under its name only when it is whole."""
-        handle, draft = tempfile.mkstemp(dir=self.path, prefix=f".{name}.")
+        handle, draft = tempfile.mkstemp(dir=self._made(), prefix=f".{name}.")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
@@ -74,20 +76,24 @@ class StateDir:
     def remove(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
 
-    def changed(self, name: str) -> int:
-        """When the file was last written, in nanoseconds; 0 where there is none."""
+    def version(self, name: str) -> tuple[int, int]:
+        """Another one whenever the file was written, by whichever process."""
         try:
-            return (self.path / name).stat().st_mtime_ns
+            status = (self.path / name).stat()
         except FileNotFoundError:
-            return 0
+            return (0, 0)
+        return (status.st_mtime_ns, status.st_ino)
 
     @contextmanager
-    def lock(self, name: str = "lock", seconds: float = LOCK_SECONDS) -> Iterator[None]:
-        """For one process at a time. Raises ConfigError where another holds it for longer than `seconds`."""
+    def lock(
+        self, name: str = "lock", seconds: float = LOCK_SECONDS, otherwise: str = "end it, or wait"
+    ) -> Iterator[None]:
+        """For one process at a time. Raises ConfigError, with what to do `otherwise`, where another holds it for longer
+        than `seconds`."""
         try:
-            with FileLock(self.path / name, timeout=seconds):
+            with FileLock(self._made() / name, timeout=seconds, thread_local=False):
                 yield
         except Timeout:
             raise ConfigError(
-                f"the state directory {self.path} is in use", f"another process holds its {name}", "end it, or wait"
+                f"the state directory {self.path} is in use", f"another process holds its {name}", otherwise
             ) from None

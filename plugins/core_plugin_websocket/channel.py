@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -42,6 +43,10 @@ class Connection:
         tcp = trio.SocketStream(trio.socket.from_stdlib_socket(raw))
         return cls(peer, tcp, tcp, raw)
 
+    @property
+    def secure(self) -> bool:
+        return self.stream is not self.tcp
+
     def cut(self) -> None:
         """Ends it at once, and wakes whoever waits for it."""
         self.tcp.socket.close()
@@ -53,13 +58,23 @@ class WebSocketChannel(Channel):
     Sends no pings: with large messages both ways they deadlock with peers that answer where they read.
     """
 
-    def __init__(self, connection: Connection, received: bytes, nursery: trio.Nursery, *, client: bool) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        received: bytes,
+        nursery: trio.Nursery,
+        *,
+        client: bool,
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
         self.peer = connection.peer
+        self.secure = connection.secure
         self.local_host = connection.tcp.socket.getsockname()[0]
         self._connection = connection
         self._stream = connection.stream
         self._nursery = nursery
         self._client = client
+        self._settle = settle
         self._frames = Frames(received, client=client, limit=MAX_MESSAGE, on_ping=self._answer_ping)
         self._pong = b""
         self._turns = trio.Lock()
@@ -145,6 +160,9 @@ class WebSocketChannel(Channel):
         pong, self._pong = self._pong, b""
         with suppress(ChannelClosed):
             await self._write(pong)
+
+    def settled(self) -> None:
+        self._settle()
 
     async def aclose(self) -> None:
         try:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import socket
+import ssl
 
 import trio_websocket
 
-from core import ConfigError
+from core import ConfigError, TrustError
 from core.errors import ChannelClosed
 
 _ABNORMAL = 1006
 _NORMAL = 1000
+_CHECK_PORT = "check the host and the port: something else may listen there"
 _UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 
 
@@ -35,14 +37,31 @@ def closed(peer: str, reason: trio_websocket.CloseReason | None) -> ChannelClose
 def handshake_failed(peer: str, ended: bool, failure: Exception | None) -> ChannelClosed:
     """Why a TCP connection did not become a websocket."""
     title = f"no websocket with {peer}"
-    check = "check the host and the port: something else may listen there"
     if not ended:
-        return ChannelClosed(title, "it was connected, but did not finish the handshake in time", check)
+        return ChannelClosed(title, "it was connected, but did not finish the handshake in time", _CHECK_PORT)
     if isinstance(failure, trio_websocket.ConnectionRejected):
-        return ChannelClosed(title, f"it answered with HTTP status {failure.status_code} instead of one", check)
+        return ChannelClosed(title, f"it answered with HTTP status {failure.status_code} instead of one", _CHECK_PORT)
     if failure is not None:
-        return ChannelClosed(title, "it does not speak the websocket protocol", check)
-    return ChannelClosed(title, "it closed the connection during the handshake", check)
+        return ChannelClosed(title, "it does not speak the websocket protocol", _CHECK_PORT)
+    return ChannelClosed(title, "it closed the connection during the handshake", _CHECK_PORT)
+
+
+def no_tls(peer: str, error: Exception) -> ChannelClosed:
+    """Why a TCP connection did not become an encrypted one."""
+    title = f"no encrypted connection with {peer}"
+    if isinstance(error, TimeoutError):
+        return ChannelClosed(title, "it was connected, but did not finish the handshake in time", _CHECK_PORT)
+    if isinstance(error.__cause__, ssl.SSLError):
+        return ChannelClosed(title, "it does not speak TLS 1.3", _CHECK_PORT)
+    return ChannelClosed(title, "it closed the connection during the handshake", _CHECK_PORT)
+
+
+def wrong_certificate(peer: str) -> TrustError:
+    return TrustError(
+        f"{peer} is not the machine that was expected",
+        "its certificate is another one",
+        "if its host set it up anew, ask for a new invite; if not, somebody may be in between",
+    )
 
 
 def connect_failed(where: str, error: Exception) -> ChannelClosed:

@@ -3,86 +3,112 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import ClassVar
 
 import trio
 
-from core import Channel, CoreError, Handler, Transport
+from core import Channel, CoreError, Credentials, Handler, Transport
 from core.errors import leaves
+from core_plugin_websocket import tls
 from core_plugin_websocket.channel import MAX_MESSAGE, Connection, WebSocketChannel
 from core_plugin_websocket.failures import address, connect_failed, listen_failed
 from core_plugin_websocket.handshake import accept_client, greet_server
+from core_plugin_websocket.seats import Full, Limits, Seats
 
 logger = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 256
+LIMITS = Limits()
 MAX_PORT = 65_535
 
 
 class TrioWebsocketTransport(Transport):
-    """Websockets without TLS. A peer has `handshake_timeout` seconds from its connecting to become a websocket."""
+    """Websockets, in TLS 1.3 where a listener has credentials and a dialler a pin.
+
+    A peer has `handshake_timeout` seconds from its connecting to become a websocket.
+    """
 
     name: ClassVar[str] = "trio-websocket"
     max_message: ClassVar[int] = MAX_MESSAGE
 
-    def __init__(self, handshake_timeout: float = 5.0, max_connections: int = MAX_CONNECTIONS) -> None:
+    def __init__(self, handshake_timeout: float = 5.0, limits: Limits = LIMITS) -> None:
         self._handshake_timeout = handshake_timeout
-        self._max_connections = max_connections
+        self._limits = limits
 
     async def listen(
-        self, host: str, port: int, handler: Handler, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+        self,
+        host: str,
+        port: int,
+        handler: Handler,
+        *,
+        credentials: Credentials | None = None,
+        task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        seats = trio.CapacityLimiter(self._max_connections)
+        seats = Seats(self._limits)
 
         async def admit(stream: trio.SocketStream) -> None:
             try:
-                seats.acquire_on_behalf_of_nowait(stream)
-            except trio.WouldBlock:
-                logger.warning("a connection was refused: %d are open already", self._max_connections)
-                return
+                host, port = stream.socket.getpeername()[:2]
+            except OSError:
+                return  # it left again at once
             try:
-                await self._serve(stream, handler)
-            finally:
-                seats.release_on_behalf_of(stream)
+                with seats.seat(host) as settle:
+                    await self._serve(stream, address(host, port), handler, credentials, settle)
+            except Full as full:
+                logger.warning("a connection from %s was refused: %s", host, full)
 
         listeners = await _bind(host, port)
         async with trio.open_nursery() as nursery:
             await nursery.start(trio.serve_listeners, admit, listeners)
             task_status.started(listeners[0].socket.getsockname()[1])
 
-    async def _serve(self, stream: trio.SocketStream, handler: Handler) -> None:
+    async def _serve(
+        self,
+        stream: trio.SocketStream,
+        peer: str,
+        handler: Handler,
+        credentials: Credentials | None,
+        settle: Callable[[], None],
+    ) -> None:
         """Runs one connection from handshake to close; whatever goes wrong in it ends here."""
-        try:
-            peer = address(*stream.socket.getpeername()[:2])
-        except OSError:
-            return  # it left again at once
         connection = Connection.over(stream, peer)
         deadline = trio.current_time() + self._handshake_timeout
+
+        async def open_channel(nursery: trio.Nursery) -> WebSocketChannel:
+            secured = connection if credentials is None else await tls.accept(connection, credentials, deadline)
+            received = await accept_client(secured.stream, peer, deadline)
+            return WebSocketChannel(secured, received, nursery, client=False, settle=settle)
+
         with _logged_failures(peer):
-            async with _opened(connection, deadline, client=False) as channel:
+            async with _opened(connection, open_channel) as channel:
                 with _logged_failures(peer):
                     await handler(channel)
 
     @asynccontextmanager
-    async def dial(self, host: str, port: int, *, timeout: float) -> AsyncIterator[Channel]:
+    async def dial(self, host: str, port: int, *, timeout: float, pin: bytes | None = None) -> AsyncIterator[Channel]:
         deadline = trio.current_time() + timeout
         peer = address(host, port)
         connection = Connection.over(await _connect(host, port, deadline), peer)
-        async with _opened(connection, deadline, client=True) as channel:
+
+        async def open_channel(nursery: trio.Nursery) -> WebSocketChannel:
+            secured = connection if pin is None else await tls.dial(connection, pin, deadline)
+            received = await greet_server(secured.stream, peer, deadline)
+            return WebSocketChannel(secured, received, nursery, client=True)
+
+        async with _opened(connection, open_channel) as channel:
             yield channel
 
 
 @asynccontextmanager
-async def _opened(connection: Connection, deadline: float, *, client: bool) -> AsyncIterator[WebSocketChannel]:
-    """The channel over `connection` after the handshake, or ChannelClosed. Closes both at the end."""
+async def _opened(
+    connection: Connection, open_channel: Callable[[trio.Nursery], Awaitable[WebSocketChannel]]
+) -> AsyncIterator[WebSocketChannel]:
+    """The channel over `connection` that `open_channel` makes. Closes both at the end."""
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         try:
-            shake_hands = greet_server if client else accept_client
-            received = await shake_hands(connection.stream, connection.peer, deadline)
-            channel = WebSocketChannel(connection, received, nursery, client=client)
+            channel = await open_channel(nursery)
             try:
                 yield channel
             finally:

@@ -178,9 +178,9 @@ class OneWay(Machine):
         super().__init__(network)
         self._others = list(others)
 
-    def dial(self, host: str, port: int, *, timeout: float) -> AbstractAsyncContextManager[Channel]:
+    def dial(self, host: str, port: int, **options: Any) -> AbstractAsyncContextManager[Channel]:
         nowhere = any(port == machine.port for machine in self._others)
-        return super().dial("10.9.9.9" if nowhere else host, port, timeout=timeout)
+        return super().dial("10.9.9.9" if nowhere else host, port, **options)
 
 
 @pytest.mark.parametrize("relayed", [1, 2], ids=["one link", "both links"])

@@ -6,17 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
 import trio
 
 from core.coordinator.planning import USABLE
 from core.interfaces.planner import Plan, PlanRequest
-from core.node.agent import run_node
-from core.node.settings import NodeSettings
-from core.node.state import Activity
 from core.plugins import PluginHost
-from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster, plugins_on
+from core.testing.cluster_in_memory import memory_cluster
 
 SECONDS = 60
 FREE = 2**30
@@ -76,42 +72,12 @@ async def test_local_nodes_share_what_was_free_before_anything_was_loaded(
     ],
 )
 async def test_local_nodes_dial_an_address_at_which_the_coordinator_listens(
-    model: Path, commands: list[Sequence[str]], node_host: str, dialled: str, peer_host: str | None
+    model: Path, tmp_path: Path, commands: list[Sequence[str]], node_host: str, dialled: str, peer_host: str | None
 ) -> None:
+    beside = {"min_nodes": 1, "local_nodes": 1, "state_dir": tmp_path / "state"}
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, min_nodes=1, local_nodes=1, node_host=node_host) as cluster:
+        async with memory_cluster(model, node_host=node_host, **beside) as cluster:
             await cluster.until(lambda _: bool(commands))
     [command] = commands
     assert option(command, "--cluster-host") == dialled
     assert option(command, "--peer-host") == peer_host
-
-
-async def test_a_friends_node_reaches_a_local_one_directly(model: Path) -> None:
-    """It dials the address at which it found the coordinator: the local node's own is no use to another machine."""
-    with trio.fail_after(SECONDS):
-        async with (
-            memory_cluster(model, min_nodes=2, node_host="0.0.0.0") as cluster,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(run_on, cluster, "near", "127.0.0.1", "0.0.0.0")
-            await cluster.until(lambda status: len(status.nodes) == 1)
-            nursery.start_soon(run_on, cluster, "friend", "192.168.1.7", None)
-            status = await cluster.ready()
-            assert [(node.node_id, node.link) for node in status.nodes] == [("near", ""), ("friend", "direct")]
-            sent = [msgpack.unpackb(frame) for frame in cluster.machine.sent]
-            [order] = [message["payload"] for message in sent if message["type"] == "CONNECT_PEER"]
-            assert order["hosts"] == ["192.168.1.7"]
-            nursery.cancel_scope.cancel()
-
-
-async def run_on(cluster: MemoryCluster, node_id: str, host: str, peer_host: str | None) -> None:
-    settings = NodeSettings(
-        node_id,
-        cluster_host=host,
-        cluster_port=cluster.coordinator.node_port,
-        device="cpu",
-        threads=1,
-        transport=Machine.name,
-        peer_host=peer_host,
-    )
-    await run_node(settings, plugins_on(Machine(cluster.network)), Activity())

@@ -31,8 +31,8 @@ NODES = ("a", "b", "c")
 class Alone(Machine):
     """A machine that reaches the coordinator and no other node: its neighbours are relayed."""
 
-    def dial(self, host: str, port: int, *, timeout: float) -> AbstractAsyncContextManager[Channel]:
-        return super().dial(host if port == self.coordinator_port else "10.9.9.9", port, timeout=timeout)
+    def dial(self, host: str, port: int, **options: Any) -> AbstractAsyncContextManager[Channel]:
+        return super().dial(host if port == self.coordinator_port else "10.9.9.9", port, **options)
 
     coordinator_port = 0
 

@@ -27,11 +27,11 @@ class HubTransport(TrioWebsocketTransport):
     reached = None
 
     @asynccontextmanager
-    async def dial(self, host, port, *, timeout):
+    async def dial(self, host, port, **options):
         self.reached = self.reached or port
         if port != self.reached:
             raise ChannelClosed(f"no connection to {host}:{port}", "a firewall is between")
-        async with super().dial(host, port, timeout=timeout) as channel:
+        async with super().dial(host, port, **options) as channel:
             yield channel
 
 

@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 import trio_websocket
+from core_plugin_websocket.seats import Limits
 from core_plugin_websocket.transport import TrioWebsocketTransport
 
 from core import Channel
@@ -182,7 +183,7 @@ async def test_a_text_message_is_refused(transport: TrioWebsocketTransport) -> N
 
 
 async def test_no_more_connections_than_the_limit_and_a_seat_is_free_again_after_one() -> None:
-    transport = TrioWebsocketTransport(max_connections=1)
+    transport = TrioWebsocketTransport(limits=Limits(connections=1))
     with trio.fail_after(PATIENCE):
         async with listening(transport, echo) as port:
             async with transport.dial(HOST, port, timeout=5) as first:

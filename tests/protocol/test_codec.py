@@ -22,6 +22,7 @@ from core.protocol.messages import (
     BY_TYPE,
     PROTOCOL_VERSION,
     Assignment,
+    Challenge,
     Chunk,
     ClearCache,
     ConnectPeer,
@@ -54,6 +55,7 @@ from core.protocol.messages import (
 
 TOKEN = bytes(range(16))
 PROOF = Proof(bytes(32), {"config.json": bytes(range(32)), "unknown": b""}, {}, [bytes(32)] * 4 + [b""])
+FINGERPRINT = bytes(range(32))
 EXAMPLES: list[Message] = [
     Hello(
         protocol=PROTOCOL_VERSION,
@@ -70,8 +72,12 @@ EXAMPLES: list[Message] = [
         peer_hosts=["192.168.1.7", "fe80::1"],
         peer_port=50_123,
         plugins={"llama": "0.1.0", "quant": ""},
+        certificate=bytes(300),
+        signature=bytes(70),
+        invite=TOKEN,
     ),
-    HelloAck(PROTOCOL_VERSION, "0.1.0"),
+    Challenge(FINGERPRINT),
+    HelloAck(PROTOCOL_VERSION, "0.1.0", "zoë-abcdefgh"),
     Error("protocol_version", "install the same version on both"),
     Assignment(
         epoch=3,
@@ -87,13 +93,14 @@ EXAMPLES: list[Message] = [
         total_weight_bytes=2**40,
         proof=PROOF,
         link_token=TOKEN,
+        downstream=FINGERPRINT,
     ),
     LoadProgress(3, "download", 10, 20),
     LoadComplete(3, 2**33, 0, 4096, 1.5),
     LoadFailed(3, "the disk is full"),
-    ConnectPeer(3, ["192.168.1.7"], 50_123, TOKEN),
+    ConnectPeer(3, ["192.168.1.7"], 50_123, TOKEN, FINGERPRINT),
     PeerConnected(3, False, "it timed out"),
-    PeerHello(PROTOCOL_VERSION, 3, TOKEN),
+    PeerHello(PROTOCOL_VERSION, 3, TOKEN, bytes(300), bytes(70)),
     PeerLost(3, "the link to the upstream node"),
     Release(3),
     Pause("this machine runs on battery"),

@@ -12,7 +12,7 @@ from core.errors import ConfigError, TrustError
 from core.trust import identity as identities
 from core.trust import machine
 from core.trust.identity import Identity, short_id
-from core.trust.proof import Proof, new_nonce
+from core.trust.proof import new_nonce, signature, verified
 from core.trust.state_dir import ENVIRONMENT, StateDir
 
 unix = pytest.mark.skipif(sys.platform == "win32", reason="permissions of its own kind")
@@ -42,7 +42,13 @@ def test_nobody_else_can_read_the_key(state: StateDir) -> None:
 def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigError, match="chmod 700"):
-        StateDir.open(tmp_path)
+        Identity.open(StateDir.open(tmp_path))
+
+
+def test_looking_for_something_makes_no_directory(tmp_path: Path) -> None:
+    state = StateDir.open(tmp_path / "state")
+    assert state.read("cluster.json") is None
+    assert not state.path.exists()
 
 
 def test_the_environment_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +60,7 @@ def test_the_environment_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_file_where_the_directory_should_be_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
     with pytest.raises(ConfigError, match="--state-dir"):
-        StateDir.open(tmp_path / "state")
+        Identity.open(StateDir.open(tmp_path / "state"))
 
 
 @pytest.mark.parametrize(
@@ -109,19 +115,20 @@ def test_a_container_without_an_id_of_its_own_has_no_mark(tmp_path: Path, monkey
 def test_a_proof_holds_for_what_it_was_made_for_and_nothing_else() -> None:
     dialler, listener, other = Identity.fresh(), Identity.fresh().fingerprint, Identity.fresh().fingerprint
     nonce = new_nonce()
-    proof = Proof.of(dialler, "node", nonce, listener)
-    assert proof.verified("node", nonce, listener) == dialler.fingerprint
+    proof = signature(dialler, "node", nonce, listener)
+    assert verified("node", dialler.certificate, proof, nonce, listener) == dialler.fingerprint
     for role, asked, by in [("peer", nonce, listener), ("node", new_nonce(), listener), ("node", nonce, other)]:
         with pytest.raises(TrustError):
-            proof.verified(role, asked, by)  # type: ignore[arg-type]
+            verified(role, dialler.certificate, proof, asked, by)  # type: ignore[arg-type]
 
 
 def test_a_certificate_without_its_key_proves_nothing() -> None:
     victim, thief, listener, nonce = Identity.fresh(), Identity.fresh(), bytes(32), new_nonce()
-    stolen = Proof(victim.certificate, Proof.of(thief, "node", nonce, listener).signature)
-    for proof in (stolen, Proof(b"", b""), Proof(b"\x30\x82", bytes(64)), Proof(victim.certificate, b"")):
+    stolen = signature(thief, "node", nonce, listener)
+    claims = [(victim.certificate, stolen), (None, stolen), (victim.certificate, None), (b"\x30\x82", stolen)]
+    for certificate, proof in [*claims, (victim.certificate, b"")]:
         with pytest.raises(TrustError):
-            proof.verified("node", nonce, listener)
+            verified("node", certificate, proof, nonce, listener)
 
 
 def test_keys_are_not_shown() -> None:

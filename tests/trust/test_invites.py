@@ -9,7 +9,7 @@ import pytest
 
 from core.errors import ConfigError, TrustError
 from core.trust import register as registers
-from core.trust.cluster import join, leave, refused, remembered, welcomed
+from core.trust.cluster import Membership
 from core.trust.link import PREFIX, InviteLink
 from core.trust.register import Register
 from core.trust.state_dir import StateDir
@@ -75,7 +75,7 @@ def test_an_invite_lets_one_machine_in_once(register: Register) -> None:
     node = register.admit(A, secret, "pc")
     assert (node.name, node.connected) == ("anna", True)
     assert register.admit(A, secret, "pc").fingerprint == A, "a machine that did not hear the answer comes again"
-    assert register.admit(A, b"", "pc").fingerprint == A, "the key is enough from now on"
+    assert register.admit(A, None, "pc").fingerprint == A, "the key is enough from now on"
     with pytest.raises(TrustError, match="used already"):
         register.admit(B, secret, "other")
     assert [invite.state for invite in register.read().invites] == ["used"]
@@ -101,7 +101,7 @@ def test_a_revoked_invite_lets_nobody_in(register: Register) -> None:
 def test_strangers_and_made_up_secrets_are_refused(register: Register) -> None:
     register.invite(HOUR)
     with pytest.raises(TrustError, match="does not know this machine"):
-        register.admit(A, b"", "pc")
+        register.admit(A, None, "pc")
     with pytest.raises(TrustError, match="no such invite"):
         register.admit(A, bytes(16), "pc")
     assert register.members() == frozenset()
@@ -113,7 +113,7 @@ def test_a_removed_machine_needs_a_new_invite(register: Register) -> None:
     assert register.remove(f"pc-{node.short_id}").fingerprint == A
     assert register.members() == frozenset()
     with pytest.raises(TrustError, match="was removed"):
-        register.admit(A, b"", "pc")
+        register.admit(A, None, "pc")
     with pytest.raises(TrustError, match="used already"):
         register.admit(A, first, "pc")
     _, second = register.invite(HOUR, "back")
@@ -148,7 +148,7 @@ def test_who_is_connected_is_known(register: Register, clock: Clock) -> None:
     register.left(A)
     (node,) = register.read().nodes
     assert (node.connected, node.last_seen - node.first_seen) == (False, 10)
-    register.admit(A, b"", "pc")
+    register.admit(A, None, "pc")
     register.nobody_is_connected()
     assert not register.read().nodes[0].connected
 
@@ -160,22 +160,34 @@ def test_a_register_that_does_not_read_is_named(register: Register, state: State
 
 
 def test_a_node_remembers_its_cluster_and_not_the_secret(state: StateDir) -> None:
-    assert remembered(state) is None
-    cluster = join(str(LINK), state)
-    assert remembered(state) == cluster
-    assert cluster.secret == LINK.secret
-    member = welcomed(cluster, state)
-    assert member == remembered(state)
-    assert member.secret == b""
+    assert Membership.remembered(state) is None
+    membership = Membership.join(str(LINK), state)
+    joining = Membership.remembered(state)
+    assert joining is not None
+    assert joining.cluster == membership.cluster
+    assert joining.cluster.secret == LINK.secret
+    membership.welcomed()
+    member = Membership.remembered(state)
+    assert member is not None
+    assert member.cluster == membership.cluster
+    assert (member.cluster.hosts, member.cluster.secret) == (LINK.hosts, None)
     kept = [path.read_text() for path in state.path.glob("*.json")]
     assert kept
     assert not [text for text in kept if b64encode(LINK.secret).decode().rstrip("=") in text]
-    leave(state)
-    assert remembered(state) is None
+    membership.leave()
+    assert Membership.remembered(state) is None
 
 
 def test_a_refused_invite_leaves_the_old_cluster_in_place(state: StateDir) -> None:
-    old = welcomed(join(str(LINK), state), state)
-    join(str(InviteLink(("10.0.0.1",), 7001, bytes(32), bytes(16), 1)), state)
-    refused(state)
-    assert remembered(state) == old
+    old = Membership.join(str(LINK), state)
+    old.welcomed()
+    Membership.join(str(InviteLink(("10.0.0.1",), 7001, bytes(32), bytes(16), 1)), state).refused()
+    now = Membership.remembered(state)
+    assert now is not None
+    assert now.cluster == old.cluster
+
+
+def test_a_cluster_that_does_not_read_is_named(state: StateDir) -> None:
+    state.write("cluster.json", b"{}")
+    with pytest.raises(ConfigError, match=r"cluster\.json"):
+        Membership.remembered(state)

@@ -1,0 +1,98 @@
+"""The door: who is let in. On loopback everybody; from elsewhere members and those who bring an invite, encrypted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from core.coordinator.members import Members
+from core.errors import ConfigError
+from core.interfaces.transport import Credentials
+from core.link import Link
+from core.protocol.messages import Error, Hello
+from core.trust.addresses import is_loopback
+from core.trust.identity import Identity
+from core.trust.proof import verified
+from core.trust.register import KnownNode, Register
+from core.trust.serving import Serving, announce, sole_coordinator
+from core.trust.state_dir import StateDir
+
+WATCH_SECONDS = 0.25
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What a coordinator has that can be reached beyond loopback, and None where it can't."""
+
+    identity: Identity | None = None
+    register: Register | None = None
+    state: StateDir | None = None
+
+    @property
+    def credentials(self) -> Credentials | None:
+        return self.identity.credentials() if self.identity else None
+
+    async def announce(self, serving: Serving) -> None:
+        if self.state is not None:
+            await trio.to_thread.run_sync(announce, serving, self.state)
+
+    async def admit(self, link: Link, hello: Hello, nonce: bytes) -> KnownNode | None:
+        """The member that `hello` comes from; None on loopback, where nobody is asked. Raises TrustError."""
+        if not link.secure or self.identity is None or self.register is None:
+            return None
+        return await trio.to_thread.run_sync(_admitted, self.identity.fingerprint, self.register, hello, nonce)
+
+    async def left(self, node: KnownNode) -> None:
+        if self.register is not None:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self.register.left, node.fingerprint)
+
+    async def watch(self, members: Members) -> None:
+        """Turns out whoever is taken off the register."""
+        if self.register is None:
+            return
+        seen = self.register.version()
+        while True:
+            await trio.sleep(WATCH_SECONDS)
+            version = self.register.version()
+            if version != seen:
+                seen = version
+                await self._turn_out(self.register, members)
+
+    async def _turn_out(self, register: Register, members: Members) -> None:
+        try:
+            allowed = await trio.to_thread.run_sync(register.members)
+        except ConfigError as error:
+            _log.warning("%s", error)
+            return
+        for member in members.all():
+            if member.credential and bytes.fromhex(member.credential.fingerprint) not in allowed:
+                member.dismiss(Error("removed", "the host removed this machine from the cluster"))
+
+
+def _admitted(listener: bytes, register: Register, hello: Hello, nonce: bytes) -> KnownNode:
+    fingerprint = verified("node", hello.certificate, hello.signature, nonce, listener)
+    return register.admit(fingerprint.hex(), hello.invite, hello.node_id)
+
+
+@asynccontextmanager
+async def open_door(node_host: str, state_dir: Path | None) -> AsyncIterator[Door]:
+    """The door of a coordinator whose nodes join at `node_host`.
+
+    Raises ConfigError for a state directory that can't be used, or that another coordinator uses.
+    """
+    if is_loopback(node_host):
+        yield Door()
+        return
+    state = await trio.to_thread.run_sync(StateDir.open, state_dir)
+    with sole_coordinator(state):
+        register = Register(state)
+        identity = await trio.to_thread.run_sync(Identity.open, state)
+        await trio.to_thread.run_sync(register.nobody_is_connected)
+        yield Door(identity, register, state)
