@@ -9,19 +9,15 @@ from __future__ import annotations
 import hashlib
 import secrets
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from core.errors import StageError
-
-_TINY = torch.finfo(torch.float32).tiny
-_CACHED = 1 << 16
-"""Logits whose copies, of which a draw needs a few, stay in a CPU's caches and small blocks of its allocator."""
+from core.runtime import draws, draws_on_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,39 +126,16 @@ def choose(logits: Tensor, samplers: Sequence[Sampler], positions: Sequence[int]
     `positions` are the tokens' indices in their completions: with the session's seed they alone decide what is drawn
     from given logits, whatever else is in the batch.
     """
-    tokens: dict[int, int] = {}
-    for rows in _batches([sampler.params for sampler in samplers], logits):
-        theirs = [samplers[row] for row in rows]
-        scores = _adjusted(_rows(logits, rows), theirs)
-        if theirs[0].params.temperature == 0:
-            chosen = scores.argmax(1).tolist()
-        else:
-            weights = weigh(scores, [sampler.params for sampler in theirs])
-            chosen = _draw(weights, [uniform(samplers[row].seed, positions[row]) for row in rows])
-        tokens.update(zip(rows, chosen, strict=True))
-    return [tokens[row] for row in range(len(samplers))]
+    if logits.is_cuda:
+        return _choose_together(logits, samplers, positions)
+    rows = zip(logits.cpu(), samplers, positions, strict=True)
+    return [_choose_one(row, sampler, position) for row, sampler, position in rows]
 
 
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) of 52 random bits, a pure function of its arguments: BLAKE2b (RFC 7693) in counter mode."""
     digest = hashlib.blake2b(struct.pack("<QQ", seed % 2**64, position), digest_size=8).digest()
     return float(int.from_bytes(digest, "little") >> 12) * 2.0**-52
-
-
-def weigh(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """How likely each token is to be drawn after temperature and truncation, in proportion to the likeliest (1).
-
-    From logits [n, vocab] to float32 [n, vocab], on the CPU or a CUDA device; 0 for what can't be drawn. Temperatures
-    are above 0.
-    """
-    logits = logits if logits.is_cuda else logits.cpu()
-    temperatures = _column([max(each.temperature, _TINY) for each in params], logits, torch.float32)
-    weights = (logits - logits.amax(1, keepdim=True)).div_(temperatures).exp_()
-    if any(each.truncates for each in params):
-        _keep_likeliest(weights, params)
-    if any(each.min_p for each in params):
-        weights.masked_fill_(weights < _column([each.min_p for each in params], weights, torch.float32), 0)
-    return weights
 
 
 def finite_rows(logits: Tensor) -> list[bool]:
@@ -184,68 +157,31 @@ def require_finite(logits: Tensor) -> None:
     )
 
 
-def _batches(params: Sequence[SamplingParams], logits: Tensor) -> Iterator[list[int]]:
-    """The rows that take the same steps. A CPU takes as many at once as its caches hold, others all."""
-    at_once = max(1, _CACHED // logits.shape[1]) if logits.is_cpu else len(params)
+def _choose_one(logits: Tensor, sampler: Sampler, position: int) -> int:
+    if sampler.adjusts:
+        logits = logits.clone()
+        sampler.adjust(logits)
+    if sampler.params.temperature == 0:
+        return int(logits.numpy().argmax())
+    return draws.draw(logits.numpy(), sampler.params, uniform(sampler.seed, position))
+
+
+def _choose_together(logits: Tensor, samplers: Sequence[Sampler], positions: Sequence[int]) -> list[int]:
+    """In passes over all rows that take the same steps."""
+    if any(sampler.adjusts for sampler in samplers):
+        logits = logits.clone()
+        for row, sampler in zip(logits, samplers, strict=True):
+            sampler.adjust(row)
     alike: dict[tuple[bool, bool], list[int]] = {}
-    for row, each in enumerate(params):
-        alike.setdefault((each.temperature == 0, each.truncates), []).append(row)
-    for rows in alike.values():
-        yield from (rows[start : start + at_once] for start in range(0, len(rows), at_once))
-
-
-def _rows(logits: Tensor, rows: Sequence[int]) -> Tensor:
-    """[len(rows), vocab]; rows that follow each other are not copied."""
-    first, end = rows[0], rows[-1] + 1
-    return logits[first:end] if end - first == len(rows) else logits[rows]
-
-
-def _adjusted(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
-    if not any(sampler.adjusts for sampler in samplers):
-        return logits
-    logits = logits.clone()
-    for row, sampler in zip(logits, samplers, strict=True):
-        sampler.adjust(row)
-    return logits
-
-
-def _column(values: Sequence[float], rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.tensor(values, dtype=dtype, device=rows.device)[:, None]
-
-
-def _keep_likeliest(weights: Tensor, params: Sequence[SamplingParams]) -> None:
-    """Sets to 0 what top-k and top-p leave out.
-
-    Top-k keeps every token that equals the k-th. Of these, top-p keeps the smallest set whose mass reaches it (nucleus
-    sampling, Holtzman et al., arXiv:1904.09751); among equals the lower ids, so that no device's order matters.
-    """
-    last = weights.shape[1] - 1
-    ordered = _descending(weights)
-    ranks = [min(each.top_k - 1, last) if each.top_k > 0 else last for each in params]
-    floor = ordered.gather(1, _column(ranks, weights, torch.int64))
-    if any(each.top_k > 0 for each in params):
-        ordered.masked_fill_(ordered < floor, 0)
-    mass = ordered.cumsum(1, dtype=torch.float64)
-    top_p = _column([each.top_p if each.top_p < 1 else torch.inf for each in params], mass)
-    cut = torch.searchsorted(mass, top_p * mass[:, -1:]).clamp_(max=last)
-    floor = torch.maximum(floor, ordered.gather(1, cut))
-    weights.masked_fill_(weights < floor, 0)
-    tied = (cut < last) & (top_p < 1) & (ordered.gather(1, (cut + 1).clamp_(max=last)) == floor)
-    for row in tied.nonzero()[:, 0].tolist():
-        above = int((weights[row] > floor[row]).sum())
-        equals = (weights[row] == floor[row]).nonzero()[:, 0]
-        weights[row, equals[int(cut[row]) + 1 - above :]] = 0
-
-
-def _descending(weights: Tensor) -> Tensor:
-    """Each row sorted; on a CPU by numpy, whose sort of values alone takes a thirtieth of torch's."""
-    if weights.is_cuda:
-        return weights.sort(dim=1, descending=True).values
-    return torch.from_numpy(np.sort(weights.neg().numpy(), axis=1)).neg_()
-
-
-def _draw(weights: Tensor, uniforms: Sequence[float]) -> list[int]:
-    """The tokens at which the mass of each row's weights, summed up by ascending id, exceeds the uniform's share."""
-    mass = weights.cumsum(1, dtype=torch.float64)
-    drawn: list[int] = torch.searchsorted(mass, _column(uniforms, mass) * mass[:, -1:], right=True)[:, 0].tolist()
-    return drawn
+    for index, sampler in enumerate(samplers):
+        alike.setdefault((sampler.params.temperature == 0, sampler.params.truncates), []).append(index)
+    tokens: dict[int, int] = {}
+    for (greedy, _), rows in alike.items():
+        theirs = logits if len(rows) == len(logits) else logits[rows]
+        if greedy:
+            chosen = theirs.argmax(1).tolist()
+        else:
+            uniforms = [uniform(samplers[row].seed, positions[row]) for row in rows]
+            chosen = draws_on_device.draw(theirs, [samplers[row].params for row in rows], uniforms)
+        tokens.update(zip(rows, chosen, strict=True))
+    return [tokens[row] for row in range(len(samplers))]

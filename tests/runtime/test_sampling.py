@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from core.errors import StageError
-from core.runtime import sampling
-from core.runtime.sampling import Sampler, SamplingParams, choose, finite_rows, require_finite, uniform, weigh
+from core.runtime import draws, draws_on_device, sampling
+from core.runtime.sampling import Sampler, SamplingParams, choose, finite_rows, require_finite, uniform
 
 VOCAB = 4000
 GREEDY = SamplingParams(temperature=0)
@@ -57,13 +57,28 @@ def oracle_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     return warped.softmax(1)
 
 
-def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    weights = weigh(logits, params).double()
-    return weights / weights.sum(1, keepdim=True)
+Weigh = Callable[[Tensor, SamplingParams], Tensor]
 
 
-def kept(logits: Tensor, params: SamplingParams) -> list[int]:
-    return weigh(logits, [params])[0].nonzero()[:, 0].tolist()
+def weigh_on_cpu(logits: Tensor, params: SamplingParams) -> Tensor:
+    ids, found = draws.weigh(logits[0].numpy(), params)
+    weights = torch.zeros(logits.shape[1])
+    weights[slice(None) if ids is None else torch.from_numpy(ids)] = torch.from_numpy(found)
+    return weights
+
+
+def weigh_on_device(logits: Tensor, params: SamplingParams) -> Tensor:
+    return draws_on_device.weigh(logits, [params])[0]
+
+
+@pytest.fixture(params=[weigh_on_cpu, weigh_on_device])
+def weigh(request: pytest.FixtureRequest) -> Weigh:
+    """[vocab], from logits [1, vocab]; what is for other devices computes on a CPU as well."""
+    return request.param
+
+
+def kept(weights: Tensor) -> list[int]:
+    return weights.nonzero()[:, 0].tolist()
 
 
 def drawn(logits: Tensor, sampler: Sampler, tokens: int) -> list[int]:
@@ -73,45 +88,70 @@ def drawn(logits: Tensor, sampler: Sampler, tokens: int) -> list[int]:
 
 @pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
 @pytest.mark.parametrize("params", PARAMS, ids=str)
-def test_what_is_kept_and_how_likely_is_as_the_oracles(params: SamplingParams, spread: float) -> None:
+def test_what_is_kept_and_how_likely_is_as_the_oracles(weigh: Weigh, params: SamplingParams, spread: float) -> None:
     logits = logits_of(0, spread)
-    found, expected = probabilities(logits, [params]), oracle_probabilities(logits, params)
+    weights, expected = weigh(logits, params).double(), oracle_probabilities(logits, params)[0]
+    assert weights.max() == 1
+    found = weights / weights.sum()
     assert torch.equal(found > 1e-30, expected > 1e-30)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-30)
 
 
 def test_rows_with_other_parameters_do_not_touch_each_other() -> None:
     logits = logits_of(0, 2.0, rows=len(PARAMS))
-    together = weigh(logits, PARAMS)
+    together = draws_on_device.weigh(logits, PARAMS)
     for row, params in enumerate(PARAMS):
-        alone = weigh(logits[row : row + 1], [params])[0]
+        alone = weigh_on_device(logits[row : row + 1], params)
         assert torch.equal(together[row] > 0, alone > 0)
         torch.testing.assert_close(together[row], alone)
 
 
-def test_top_k_keeps_what_equals_the_kth_as_the_oracle_does() -> None:
+def test_top_k_keeps_what_equals_the_kth_as_the_oracle_does(weigh: Weigh) -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0]])
     params = SamplingParams(top_k=2)
-    assert kept(logits, params) == oracle_probabilities(logits, params)[0].nonzero()[:, 0].tolist() == [1, 2, 3]
+    assert kept(weigh(logits, params)) == kept(oracle_probabilities(logits, params)[0]) == [1, 2, 3]
 
 
-def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
+def test_top_p_keeps_the_smallest_set_that_reaches_it(weigh: Weigh) -> None:
     logits = torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log()
-    sizes = [len(kept(logits, SamplingParams(top_p=p))) for p in (0.0, 0.4, 0.51, 0.74, 0.76, 0.99)]
+    sizes = [len(kept(weigh(logits, SamplingParams(top_p=p)))) for p in (0.0, 0.4, 0.51, 0.74, 0.76, 0.99)]
     assert sizes == [1, 1, 2, 2, 3, 4]
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 49, 4000])
-def test_of_equals_top_p_keeps_the_first(size: int) -> None:
+def test_of_equals_top_p_keeps_the_first(weigh: Weigh, size: int) -> None:
     logits = torch.full((1, size), 0.3)
-    assert kept(logits, SamplingParams(top_p=0.0)) == [0]
-    assert kept(logits, SamplingParams(top_p=0.5)) == list(range((size + 1) // 2))
+    assert kept(weigh(logits, SamplingParams(top_p=0.0))) == [0]
+    assert kept(weigh(logits, SamplingParams(top_p=0.5))) == list(range((size + 1) // 2))
 
 
-def test_top_p_measures_what_top_k_left() -> None:
+def test_top_p_measures_what_top_k_left(weigh: Weigh) -> None:
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-    assert kept(logits, SamplingParams(top_k=2, top_p=0.6)) == [0, 1]
-    assert kept(logits, SamplingParams(top_p=0.39)) == [0]
+    assert kept(weigh(logits, SamplingParams(top_k=2, top_p=0.6))) == [0, 1]
+    assert kept(weigh(logits, SamplingParams(top_p=0.39))) == [0]
+
+
+def test_what_a_grammar_forbids_is_not_drawn_however_many_top_k_would_keep(weigh: Weigh) -> None:
+    logits = torch.full((1, 6), -torch.inf)
+    logits[0, [1, 4]] = torch.tensor([0.5, 2.0])
+    assert kept(weigh(logits, SamplingParams(top_k=3, top_p=0.999))) == [1, 4]
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_a_cpu_and_a_device_draw_the_same(params: SamplingParams) -> None:
+    """At a border between two tokens rounding may decide: these seeds are far from any."""
+    logits = logits_of(4, 2.0, rows=50)
+    uniforms = [uniform(5, i) for i in range(50)]
+    on_device = draws_on_device.draw(logits, [params] * 50, uniforms)
+    assert [draws.draw(row.numpy(), params, each) for row, each in zip(logits, uniforms, strict=True)] == on_device
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1 - 2.0**-52])
+def test_the_ends_of_the_scale_draw_what_can_be_drawn(share: float) -> None:
+    logits = torch.full((VOCAB,), -torch.inf)
+    logits[[700, 701, 3990]] = 0.0
+    assert draws.draw(logits.numpy(), SamplingParams(), share) == {0.0: 700, 0.5: 701}.get(share, 3990)
+    assert draws_on_device.draw(logits[None], [SamplingParams()], [share]) == [{0.0: 700, 0.5: 701}.get(share, 3990)]
 
 
 def test_an_even_spread_of_uniforms_gives_each_token_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +208,8 @@ def test_without_a_seed_sessions_differ() -> None:
     assert drawn(logits, Sampler(SamplingParams()), 20) != drawn(logits, Sampler(SamplingParams()), 20)
 
 
-def test_a_batch_of_all_kinds_gives_each_session_its_own() -> None:
+@pytest.mark.parametrize("choose", [choose, sampling._choose_together])
+def test_a_batch_of_all_kinds_gives_each_session_its_own(choose: Callable[..., list[int]]) -> None:
     params = [GREEDY, SamplingParams(seed=1), SamplingParams(seed=2, top_k=9), GREEDY, SamplingParams(seed=1)]
     params += [replace(GREEDY, logit_bias={17: 1e3}), SamplingParams(seed=4, top_p=0.5, presence_penalty=1.0)]
     logits, samplers = logits_of(5, 1.0, rows=len(params)), [Sampler(each) for each in params]
