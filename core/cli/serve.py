@@ -147,7 +147,11 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    settings: CoordinatorSettings, api_host: str, api_port: int, api: ApiSettings, announce: Callable[[str], None]
+    settings: CoordinatorSettings,
+    api_host: str,
+    api_port: int,
+    api: ApiSettings,
+    announce: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[Server]:
     """A coordinator with its API, until the block ends. The API answers, and is announced, before anything is loaded.
 
