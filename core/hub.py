@@ -38,6 +38,8 @@ from core.errors import CheckpointError, CoreError
 from core.interfaces.checkpoint import Progress
 
 LOG_IN = "log in with `hf auth login`"
+_INCOMPLETE = "Consistency check failed"
+"""Begins what huggingface_hub says, as an OSError, of a file that is shorter than the hub said."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -229,10 +231,16 @@ class Repository:
                 return self.missing(name)
             case HfHubHTTPError() if error.response.status_code in (401, 403):
                 title, why, hint = f"the hub refuses {file}", error.server_message or "", LOG_IN
+            case HfHubHTTPError() if error.response.status_code == 429:
+                after = error.response.headers.get("Retry-After")
+                title, why = f"the hub takes no more requests for {file} now", "this address has sent it too many"
+                hint = f"try again in {after} s" if after else "try again later"
             case HfHubHTTPError():
                 title, why, hint = f"the hub fails on {file}", f"it answers {error.response.status_code}", "try later"
             case NetworkError():
                 return _unreachable(file)
+            case OSError() if _INCOMPLETE in str(error):
+                title, why, hint = f"{file} came incomplete", "the hub sent fewer bytes than it said", "try again"
             case OSError():
                 title, why, hint = f"{file} can't be kept in the cache or read from it", str(error), "check the disk"
             case _:

@@ -33,6 +33,14 @@ class LoopbackHub:
     served: Counter[str] = field(default_factory=Counter)
     commits: set[str] = field(default_factory=set)
     """Those that it ever named: they stay valid, but only the latest has files."""
+    cuts: int = 0
+    """So many bodies from now on break off after `cut_after` bytes."""
+    cut_after: int = CHUNK
+    busy: int = 0
+    """So many requests from now on are answered with 429, to come again after `retry_after` seconds."""
+    retry_after: int = 1
+    withheld: int = 0
+    """So many bytes are missing at the end of every file, which says its whole size nevertheless."""
 
 
 @contextmanager
@@ -76,6 +84,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
+        if self._hub.busy > 0:
+            self._hub.busy -= 1
+            self._refuse(429, "TooManyRequests", {"Retry-After": str(self._hub.retry_after)})
+            return
         path = unquote(urlsplit(self.path).path)
         if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             if self._admitted(found[1], found[2]):
@@ -143,9 +155,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(206, headers, path, start, stop)
 
     def _send(self, status: int, headers: dict[str, str], path: Path, start: int, stop: int) -> None:
+        if self.command == "GET":
+            stop = max(start, min(stop, path.stat().st_size - self._hub.withheld))
         self._head(status, {**headers, "Content-Length": str(stop - start)})
         if self.command == "HEAD":
             return
+        if self._hub.cuts > 0 and stop - start > self._hub.cut_after:
+            self._hub.cuts -= 1
+            stop = start + self._hub.cut_after
+            self.close_connection = True
         with path.open("rb") as file:
             file.seek(start)
             while start < stop and (chunk := file.read(min(CHUNK, stop - start))):
