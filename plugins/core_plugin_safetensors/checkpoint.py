@@ -12,6 +12,7 @@ from core import Checkpoint, CheckpointError, CheckpointFormat, FileInfo, Progre
 from core_plugin_safetensors.files import Directory, Files
 from core_plugin_safetensors.header import damaged, read_json, read_local_header
 from core_plugin_safetensors.hub import HubFiles
+from core_plugin_safetensors.quantized import dequantise, is_scale, require_readable, scales_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,6 +78,7 @@ class SafetensorsCheckpoint(Checkpoint):
         if not files.has(CONFIG):
             raise files.missing(CONFIG)
         self.config = read_json(files.path(CONFIG))
+        require_readable(self.config, str(files))
         self.generation_config: Mapping[str, Any] = {}
         if files.has(GENERATION_CONFIG):
             self.generation_config = read_json(files.path(GENERATION_CONFIG))
@@ -88,6 +90,8 @@ class SafetensorsCheckpoint(Checkpoint):
             self._file_of = dict.fromkeys(self.tensors, SINGLE)
         else:
             raise _no_weights(files)
+        self._scales = scales_of(self.tensors)
+        self.tensors = {name: info for name, info in self.tensors.items() if not is_scale(name)}
 
     def files(self) -> Mapping[str, FileInfo]:
         beside = [name for name in self._files.names() if name in BESIDE_WEIGHTS]
@@ -101,9 +105,16 @@ class SafetensorsCheckpoint(Checkpoint):
         return self._files.cached(file)
 
     def fetch(self, names: Collection[str], progress: Progress | None = None) -> None:
-        self._files.fetch(sorted({self._file(name) for name in names}), progress)
+        scales = [self._scales[name] for name in names if name in self._scales]
+        self._files.fetch(sorted({self._file(name) for name in (*names, *scales)}), progress)
 
     def read(self, name: str) -> Tensor:
+        scale = self._scales.get(name)
+        if scale is None:
+            return self._read_stored(name)
+        return dequantise(self._read_stored(name), self._read_stored(scale), self.config)
+
+    def _read_stored(self, name: str) -> Tensor:
         from core_plugin_safetensors.weights import read_tensor
 
         file = self._file(name)

@@ -11,6 +11,7 @@ from core import CheckpointError, TensorInfo
 from core_plugin_safetensors.header import damaged
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 
 
 def read_tensor(path: Path, name: str, stored: TensorInfo) -> Tensor:
@@ -19,7 +20,7 @@ def read_tensor(path: Path, name: str, stored: TensorInfo) -> Tensor:
     if dtype is None:
         raise CheckpointError(
             f"{name} is stored as {stored.dtype}",
-            "only 16-bit, 32-bit and 64-bit floating-point weights are read",
+            "only floating-point weights are read",
             "use the unquantized checkpoint of this model",
         )
     tensor = torch.empty(stored.shape, dtype=dtype)
