@@ -2,63 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import trio
 
-SECONDS = 60
-END_SECONDS = 20
 ADDRESS = re.compile(r"^status page  (http://127\.0\.0\.1:\d+/\S+/)$", re.MULTILINE)
 APP = [sys.executable, "-m", "node_app"]
 
 
-class Started:
-    """`core-node` as a process; `output` is what it has printed so far."""
-
-    def __init__(self, process: trio.Process) -> None:
-        self.process = process
-        self.output = ""
-
-    async def printed(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        assert self.process.stdout is not None
-        while not (found := pattern.search(self.output)):
-            chunk = await self.process.stdout.receive_some()
-            assert chunk, f"it ended, and printed only: {self.output}"
-            self.output += chunk.decode()
-        return found
-
-    async def end(self, number: signal.Signals) -> int:
-        self.process.send_signal(number)
-        with trio.fail_after(END_SECONDS):
-            return await self.process.wait()
-
-
-@asynccontextmanager
-async def started(folder: Path, *options: str, **env: str) -> AsyncIterator[Started]:
-    command = [*APP, "--folder", str(folder), *options]
-    with trio.fail_after(SECONDS):
-        process = await trio.lowlevel.open_process(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **env}
-        )
-        try:
-            yield Started(process)
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_it_serves_its_page_and_ends_by_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+async def test_it_serves_its_page_and_ends_by_a_signal(started: Any, tmp_path: Path, number: signal.Signals) -> None:
     async with started(tmp_path, "--headless") as app:
         url = (await app.printed(ADDRESS))[1]
         async with httpx.AsyncClient() as client:
@@ -69,7 +28,7 @@ async def test_it_serves_its_page_and_ends_by_a_signal(tmp_path: Path, number: s
     assert not (tmp_path / "state" / "app.json").exists()
 
 
-async def test_a_second_start_reaches_the_first(tmp_path: Path) -> None:
+async def test_a_second_start_reaches_the_first(started: Any, tmp_path: Path) -> None:
     async with started(tmp_path, "--headless") as app:
         url = (await app.printed(ADDRESS))[1]
         second = await trio.run_process(
@@ -87,7 +46,7 @@ async def test_a_second_start_reaches_the_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is always a tray")
-async def test_without_a_desktop_it_says_so_once_and_runs_headless(tmp_path: Path) -> None:
+async def test_without_a_desktop_it_says_so_once_and_runs_headless(started: Any, tmp_path: Path) -> None:
     own = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path), "BROWSER": "true %s"}
     async with started(tmp_path, DISPLAY="", WAYLAND_DISPLAY="", DBUS_SESSION_BUS_ADDRESS="", **own) as app:
         await app.printed(ADDRESS)
@@ -95,20 +54,23 @@ async def test_without_a_desktop_it_says_so_once_and_runs_headless(tmp_path: Pat
         assert await app.end(signal.SIGTERM) == 0
 
 
-async def test_it_ends_although_something_hangs(tmp_path: Path) -> None:
-    """The watchdog's time is shortened, and the tick is made to hang in a thread that trio waits for."""
-    script = (
-        "import sys, threading, time; from node_app import app, main, process; process.WATCHDOG_SECONDS = 1.0;"
-        "process.App.quit = lambda self: time.sleep(1000);"
-        f"sys.argv = ['core-node', '--headless', '--folder', {str(tmp_path)!r}]; main.main()"
+async def test_it_ends_although_something_hangs(started: Any, tmp_path: Path) -> None:
+    hanging = (
+        "import time; from node_app import process; process.WATCHDOG_SECONDS = 1.0;"
+        "process.App.quit = lambda app: time.sleep(1000)"
     )
-    with trio.fail_after(SECONDS):
-        process = await trio.lowlevel.open_process(
-            [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        app = Started(process)
+    async with started(tmp_path, "--headless", before=hanging) as app:
         await app.printed(ADDRESS)
         assert await app.end(signal.SIGTERM) == 1
     log = (tmp_path / "logs" / "core-node.log").read_text()
     assert "Timeout" in log
-    assert "time.sleep" in log or "in <lambda>" in log
+    assert "in <lambda>" in log, "where each thread was"
+
+
+async def test_a_second_signal_ends_it_at_once(started: Any, tmp_path: Path) -> None:
+    hanging = "import time; from node_app import process; process.App.quit = lambda app: print('hangs', flush=True)"
+    async with started(tmp_path, "--headless", before=hanging) as app:
+        await app.printed(ADDRESS)
+        app.process.send_signal(signal.SIGINT)
+        await app.printed(re.compile("hangs"))
+        assert await app.end(signal.SIGINT) == 130
