@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from node_app.node import RunningNode
 
 TICK_SECONDS = 1.0
-LEAVE_SECONDS = 5.0
+QUIT_SECONDS = 5.0
 """What quitting gives the generations that run on this machine."""
+GOODBYE_SECONDS = 2.0
+"""What it then gives the goodbye."""
 _TALLY = "tokens.json"
 _SAVE_TICKS = 60
 _log = logging.getLogger(__name__)
@@ -86,7 +88,7 @@ class App:
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until `quit`: then the node says goodbye, within LEAVE_SECONDS. Reports when the page is served."""
+        """Until `quit`: then the node says goodbye, which is given a few seconds. Reports when the page is served."""
         async with trio.open_nursery() as self._nursery:
             await self._nursery.start(self.page.run)
             announce(self._state, self.page.port, self.page.token)
@@ -94,7 +96,7 @@ class App:
             self._nursery.start_soon(self._tick)
             self._nursery.start_soon(self._serve)
             await self._quit.wait()
-            with trio.move_on_after(LEAVE_SECONDS):
+            with trio.move_on_after(QUIT_SECONDS + GOODBYE_SECONDS):
                 await self._left.wait()
             self._nursery.cancel_scope.cancel()
         self._state.write(_TALLY, self._tally.save())
@@ -249,7 +251,10 @@ class App:
     async def _leave_when_unwanted(self, wish: _Wish, node: RunningNode) -> None:
         while self._wish() == wish:
             await self._changed.wait()
-        node.duty.leave("its user quit" if self._quit.is_set() else "its settings were changed")
+        if self._quit.is_set():
+            node.duty.leave("its user quit", patience=QUIT_SECONDS)
+        else:
+            node.duty.leave("its settings were changed")
 
 
 def _told(status: Status) -> tuple[State, str]:

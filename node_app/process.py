@@ -16,10 +16,10 @@ import trio
 from core import __version__
 from core.errors import CoreError, sole_error
 from node_app import desktop
-from node_app.app import LEAVE_SECONDS, App
+from node_app.app import QUIT_SECONDS, App
 from node_app.status import Action
 
-WATCHDOG_SECONDS = LEAVE_SECONDS + 10.0
+WATCHDOG_SECONDS = QUIT_SECONDS + 10.0
 """After so long, a process that was told to end is ended; where each of its threads was is in the log."""
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _PARTS = {Action.JOIN: "join", Action.PAGE: "", Action.LIMITS: "limits", Action.LOGS: "log", Action.ABOUT: "about"}

@@ -41,9 +41,6 @@ _REFUSALS: dict[str, type[CoreError]] = {"protocol_version": ConfigError, "not_a
 """For good: it is of no use to come again."""
 _log = logging.getLogger(__name__)
 
-LEAVE_SECONDS = 35.0
-"""A little more than a coordinator gives the generations that run on a node which pauses."""
-
 
 class Connection:
     """`run` returns when the node has left. It raises, in an exception group, ChannelClosed when the coordinator goes,
@@ -109,7 +106,7 @@ class Connection:
                 await duty.wait_change()
 
     async def _leave(self, reason: str) -> None:
-        with trio.move_on_after(LEAVE_SECONDS):
+        with trio.move_on_after(self._node.duty.patience):
             if self._epoch is not None:
                 await self._released.wait()
         await self._link.end_with(Leave(clipped(reason)))

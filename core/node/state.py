@@ -16,6 +16,9 @@ from core.runtime.compute import ComputeThread
 from core.trust.cluster import Membership
 from core.trust.identity import Identity
 
+LEAVE_SECONDS = 35.0
+"""A little more than a coordinator gives the generations that run on a node which pauses."""
+
 
 @dataclass(slots=True)
 class Activity:
@@ -47,12 +50,14 @@ class Activity:
 class Duty:
     """Whether the node takes layers. Its owner sets it, in the node's trio thread; coordinators are told.
 
-    `paused` is why it takes none, `leaving` why it is about to end; "" where it doesn't.
+    `paused` is why it takes none, `leaving` why it is about to end; "" where it doesn't. `patience` is how many seconds
+    a node that leaves gives the generations that run on it.
     """
 
     def __init__(self) -> None:
         self.paused = ""
         self.leaving = ""
+        self.patience = LEAVE_SECONDS
         self._changed = trio.Event()
 
     def pause(self, reason: str) -> None:
@@ -63,8 +68,9 @@ class Duty:
         """A node that leaves stays paused."""
         self._set(self.leaving, self.leaving)
 
-    def leave(self, reason: str) -> None:
+    def leave(self, reason: str, patience: float = LEAVE_SECONDS) -> None:
         """The node pauses, says goodbye and ends."""
+        self.patience = patience
         self._set(self.paused or reason, reason)
 
     def _set(self, paused: str, leaving: str) -> None:

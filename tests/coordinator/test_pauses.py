@@ -201,3 +201,17 @@ async def test_a_host_that_ends_says_so_to_its_nodes(model: Path) -> None:
                 assert (await link.receive()).message == Leave("its host ended it")
                 with pytest.raises(ChannelClosed):
                     await link.receive()
+
+
+async def test_a_node_that_leaves_waits_no_longer_than_it_was_told(
+    model: Path, prompt: tuple[int, ...], gate: Any
+) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a") as cluster:
+            await cluster.ready()
+            gate.close_after(3)
+            async with cluster.generating(prompt, TOKENS) as running:
+                cluster.duties["a"].leave("its user quit", patience=0.2)
+                with pytest.raises(RouteError, match=r"node 'a' was lost.*it left: its user quit"):
+                    await running.result()
+            gate.open()
