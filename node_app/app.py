@@ -23,7 +23,7 @@ from core.trust.state_dir import StateDir
 from node_app import logs
 from node_app.courtesy import SERVE, Verdict, decide
 from node_app.gpu import gpu_meter
-from node_app.joining import Target, target_of
+from node_app.joining import Target, accept, forget, membership
 from node_app.machine import Meter, measured_load, polite_threads
 from node_app.page import Page
 from node_app.settings import Limits, Settings, SettingsFile
@@ -47,9 +47,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """What a node is started with: when it changes, the node leaves and a new one starts."""
+    """What a node is started with: when it changes, the node leaves and a new one starts.
+
+    `accepted` counts invites: a second one to the same place is another wish.
+    """
 
     target: Target
+    accepted: int
     memory_gb: float | None
     threads: int | None
     device: str
@@ -81,6 +85,7 @@ class App:
         self._verdict: Verdict = SERVE
         self._node: RunningNode | None = None
         self._failure = ""
+        self._accepted = 0
         self._tally = Tally(state.read(_TALLY), datetime.now())
         self._changed = trio.Event()
         self._quit = trio.Event()
@@ -106,12 +111,15 @@ class App:
         self._settings_changed()
 
     def join(self, invite: str) -> None:
-        target = target_of(invite)
+        target = accept(invite, self._state)
         self._failure = ""
-        self._change(replace(self.settings, joined=str(target)))
+        self._accepted += 1
+        self._change(replace(self.settings, joined=target))
 
     def leave_cluster(self) -> None:
         self._failure = ""
+        if self.settings.joined is not None and self.settings.joined.invited:
+            forget(self._state)
         self._change(replace(self.settings, joined=None))
 
     def pause(self) -> None:
@@ -184,7 +192,7 @@ class App:
 
     def _publish(self) -> None:
         facts = Facts(
-            cluster=self.settings.joined or "",
+            cluster=str(self.settings.joined or ""),
             pause=self._pause_reason(),
             failure=self._failure,
             tokens_today=self._tally.today,
@@ -201,7 +209,7 @@ class App:
         limits, joined = self.settings.limits, self.settings.joined
         if joined is None or self._quit.is_set():
             return None
-        return _Wish(target_of(joined), limits.memory_gb, limits.threads, limits.device)
+        return _Wish(joined, self._accepted, limits.memory_gb, limits.threads, limits.device)
 
     async def _serve(self) -> None:
         """Keeps a node as the settings wish it. One that failed is started again when they change."""
@@ -239,7 +247,8 @@ class App:
         from node_app.node import RunningNode
 
         settings = NodeSettings(
-            node_id=self.settings.node_id,
+            node_id=socket.gethostname() if wish.target.invited else self.settings.node_id,
+            membership=membership(self._state) if wish.target.invited else None,
             cluster_host=wish.target.host,
             cluster_port=wish.target.port,
             device=wish.device,

@@ -1,32 +1,49 @@
-"""What a user pastes to join, and where it leads: an invite, or a plain host:port of a cluster on this machine."""
+"""What a user pastes to join, and where it leads: an invite, or the host:port of a cluster on this machine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from core.errors import ConfigError
-from core.trust.link import PREFIX, InviteLink
+from core.trust.addresses import is_this_machine
+from core.trust.cluster import Membership
+from core.trust.link import PREFIX
+from core.trust.state_dir import StateDir
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`host` and `port` of a coordinator."""
+    """Where a coordinator is. `invited`: by an invite, which the state directory remembers."""
 
     host: str
     port: int
+    invited: bool = False
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def target_of(text: str) -> Target:
-    """Raises ConfigError, in words for whoever pasted it."""
+def accept(text: str, state: StateDir) -> Target:
+    """Remembers an invite in `state`. Raises ConfigError, in words for whoever pasted it."""
     text = text.strip()
     if text.startswith(PREFIX):
-        InviteLink.parse(text)
-        raise ConfigError("invites can't be used yet", "", "join by host:port")
+        cluster = Membership.join(text, state).cluster
+        return Target(cluster.hosts[0], cluster.port, invited=True)
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or not is_this_machine(host):
         raise ConfigError("that is no invite", f"an invite begins with {PREFIX}", "paste the whole link")
     return Target(host, int(port))
+
+
+def membership(state: StateDir) -> Membership:
+    """That of the invite which was accepted last. Raises ConfigError where it is lost."""
+    found = Membership.remembered(state)
+    if found is None:
+        raise ConfigError("this machine has forgotten its invite", str(state.path), "join with a new one")
+    return found
+
+
+def forget(state: StateDir) -> None:
+    if (found := Membership.remembered(state)) is not None:
+        found.leave()

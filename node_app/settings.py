@@ -12,6 +12,7 @@ import msgspec
 
 from core.errors import ConfigError
 from core.trust.state_dir import StateDir
+from node_app.joining import Target
 
 Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=10**6)]
@@ -58,10 +59,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`joined` is the host:port that it joins, None before the first invite. `paused`: the user's own pause."""
+    """`joined` is the cluster that it belongs to, None before the first invite. `paused`: the user's own pause."""
 
     node_id: str
-    joined: str | None = None
+    joined: Target | None = None
     paused: bool = False
     limits: Limits = field(default_factory=Limits)
 

@@ -16,10 +16,13 @@ from core.node.settings import NodeSettings
 from core.plugins import PluginHost
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster
+from core.trust.invite import new_invite
+from core.trust.register import Register
 from core.trust.state_dir import StateDir
 from node_app import single
 from node_app.app import App
 from node_app.files import Folders
+from node_app.joining import Target
 from node_app.settings import Limits, SettingsFile
 from node_app.status import State, Status
 
@@ -61,6 +64,11 @@ class Watched:
     async def until(self, state: State) -> Status:
         """The first status of that state from now on, the present one included."""
         while (status := self.app.status).state is not state:
+            await self._changed.wait()
+        return status
+
+    async def until_reason(self, words: str) -> Status:
+        while words not in (status := self.app.status).reason:
             await self._changed.wait()
         return status
 
@@ -124,6 +132,29 @@ async def test_a_pause_is_told_to_the_cluster_and_kept(model: Path, tmp_path: Pa
             assert Watched(tmp_path).app.settings.paused
             app.resume()
             await cluster.ready(after_epoch=1)
+
+
+async def test_by_an_invite_to_another_machine(model: Path, tmp_path: Path) -> None:
+    """Once: with a used one, and after its host removed this machine, the app says so."""
+    host, here = "192.168.1.7", "192.168.1.9"
+    state = StateDir.open(tmp_path / "host")
+    async with memory_cluster(
+        model, min_nodes=1, node_host="0.0.0.0", state_dir=state.path, advertise=(host,)
+    ) as cluster:
+        _, link = new_invite(state, 3600)
+        watched = Watched(tmp_path / "friend", through(Machine(cluster.network, here)))
+        async with watched.running() as app:
+            app.join(str(link))
+            status = await watched.until(State.READY)
+            assert status.cluster == f"{host}:{cluster.coordinator.node_port}"
+            [member] = Register(state).read().nodes
+            Register(state).remove(member.name)
+            assert "removed" in (await watched.until(State.ERROR)).reason
+            app.join(str(link))
+            assert "used" in (await watched.until_reason("used")).reason
+            app.leave_cluster()
+            await watched.until(State.NOT_JOINED)
+            assert not list(watched.state.path.glob("cluster*"))
 
 
 async def test_courtesy_pauses_for_its_own_reason(model: Path, tmp_path: Path) -> None:
@@ -192,7 +223,7 @@ async def test_another_start_hands_its_invite_over(tmp_path: Path) -> None:
             pass
         async with watched.running() as app:
             await trio.to_thread.run_sync(single.hand_over, watched.state, "127.0.0.1:1")
-            assert app.settings.joined == "127.0.0.1:1"
+            assert app.settings.joined == Target("127.0.0.1", 1)
             with pytest.raises(ConfigError, match="that is no invite"):
                 await trio.to_thread.run_sync(single.hand_over, watched.state, "nonsense")
             await trio.to_thread.run_sync(single.hand_over, watched.state, None)
@@ -209,7 +240,9 @@ def test_an_app_that_never_answers_is_told(tmp_path: Path, monkeypatch: pytest.M
         single.hand_over(StateDir.open(tmp_path), None)
 
 
-@pytest.mark.parametrize("invite", ["", "desk", "desk:", ":7001", "desk:99999", "http://x", "core://join/xyz"])
+@pytest.mark.parametrize(
+    "invite", ["", "desk", "desk:", ":7001", "localhost:99999", "10.1.2.3:7001", "http://x", "core://join/xyz"]
+)
 async def test_what_is_no_invite_changes_nothing(tmp_path: Path, invite: str) -> None:
     watched = Watched(tmp_path)
     with pytest.raises(ConfigError):

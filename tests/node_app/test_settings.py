@@ -9,10 +9,16 @@ import pytest
 
 from core.errors import ConfigError
 from node_app.files import Folders
+from node_app.joining import Target
 from node_app.settings import Hours, Limits, Settings, SettingsFile, limits_from
 
 DEFAULT = Settings("me")
-CHOSEN = Settings("me", "10.0.0.1:7001", True, Limits(2.5, 3, "cpu", Hours("22:00", "08:00"), False, None, 50, None))
+CHOSEN = Settings(
+    "me",
+    Target("10.0.0.1", 7001, invited=True),
+    True,
+    Limits(2.5, 3, "cpu", Hours("22:00", "08:00"), False, None, 50, None),
+)
 
 
 def test_settings_come_back_as_they_were_saved(tmp_path: Path) -> None:
