@@ -16,6 +16,8 @@ from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 _FINAL_BINARY = 0x82
 _MASKED = 0x80
 _KEY_BYTES = 4
+_SMALL = 8 * 1024
+"""Bytes up to which Python's own numbers are XORed sooner than numpy's arrays, whose code is seldom in the cache."""
 _NORMAL = 1000
 _UNSUPPORTED = 1003
 _TOO_BIG = 1009
@@ -139,5 +141,9 @@ def binary_frame(data: bytes, *, client: bool) -> bytes:
 
 def masked(data: bytes, key: bytes) -> bytes:
     """`data` XORed with the repeated key: masks and unmasks (section 5.3)."""
-    padded = np.frombuffer(data + bytes(-len(data) % _KEY_BYTES), np.uint32)
-    return (padded ^ np.frombuffer(key, np.uint32)).tobytes()[: len(data)]
+    size = len(data)
+    if size <= _SMALL:
+        keys = (key * (size // _KEY_BYTES + 1))[:size]
+        return (int.from_bytes(data) ^ int.from_bytes(keys)).to_bytes(size)
+    padded = np.frombuffer(data + bytes(-size % _KEY_BYTES), np.uint32)
+    return (padded ^ np.frombuffer(key, np.uint32)).tobytes()[:size]

@@ -92,9 +92,9 @@ def test_wsproto_reads_what_is_sent(client: bool, size: int) -> None:
     assert list(other.events()) == [BytesMessage(data)]
 
 
-@pytest.mark.parametrize("size", range(10))
+@pytest.mark.parametrize("size", [*range(10), 8191, 8192, 8193, 8194, 70_001])
 def test_masking_repeats_the_key_and_undoes_itself(size: int) -> None:
-    data, key = bytes(range(size)), bytes([1, 2, 4, 128])
+    data, key = random.Random(size).randbytes(size), bytes([1, 2, 4, 128])
     assert masked(data, key) == bytes(byte ^ key[index % 4] for index, byte in enumerate(data))
     assert masked(masked(data, key), key) == data
 
