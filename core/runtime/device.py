@@ -15,7 +15,7 @@ import torch
 from core.errors import ConfigError
 from core.interfaces.dtypes import DType
 
-_MANY_ROWS = 8
+_MANY_ROWS = 5
 _TORCH = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16, DType.FP32: torch.float32}
 
 

@@ -63,11 +63,13 @@ class LayerCache:
 
     def append(self, start: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Writes k, v [rows, kv_heads, head_dim] from `start` on; returns all up to their end, [kv_heads, end, dim]."""
-        end = start + len(k)
-        self.keys, self.values = _room(self.keys, k, start, end), _room(self.values, v, start, end)
-        self.keys[:, start:end] = k.transpose(0, 1)
-        self.values[:, start:end] = v.transpose(0, 1)
-        return self.keys[:, :end], self.values[:, :end]
+        rows = len(k)
+        end = start + rows
+        keys = self.keys = _room(self.keys, k, start, end)
+        values = self.values = _room(self.values, v, start, end)
+        keys.narrow(1, start, rows).copy_(k.transpose(0, 1))
+        values.narrow(1, start, rows).copy_(v.transpose(0, 1))
+        return keys.narrow(1, 0, end), values.narrow(1, 0, end)
 
     def prefix(self, length: int) -> LayerCache:
         """A cache of its own with the first `length` tokens."""
@@ -195,6 +197,7 @@ class SegmentBatch:
             first = len(positions)
             positions.extend(range(segment.position, segment.position + segment.rows))
             self.segments.append(_Part(slice(first, len(positions)), segment.position, cache))
+        self._sizes = [segment.rows for segment in segments]
         self.positions = torch.tensor(positions, dtype=torch.int64, device=device)
 
     def attend(
@@ -208,11 +211,17 @@ class SegmentBatch:
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        outputs = []
-        for part in self.segments:
-            keys, values = part.cache.layers[layer].append(part.start, k[part.rows], v[part.rows])
-            outputs.append(causal_attention(q[part.rows], keys, values, part.start, scale, window, softcap))
+        outputs = [
+            causal_attention(
+                rows, *part.cache.layers[layer].append(part.start, *new), part.start, scale, window, softcap
+            )
+            for part, rows, *new in zip(self.segments, self._split(q), self._split(k), self._split(v), strict=True)
+        ]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _split(self, rows: Tensor) -> Sequence[Tensor]:
+        """The rows of each segment."""
+        return (rows,) if len(self.segments) == 1 else torch.split_with_sizes(rows, self._sizes)
 
     def commit(self) -> None:
         """Counts the rows as cached: called when every layer has them."""
@@ -238,13 +247,13 @@ def causal_attention(
         unseen = start + 1 - window
         keys, values, start = keys[:, unseen:], values[:, unseen:], start - unseen
     dtype = fast_dtype(q.device, q.dtype)
-    keys, values = keys[None].to(dtype), values[None].to(dtype)
+    keys, values = keys.unsqueeze(0).to(dtype), values.unsqueeze(0).to(dtype)
     if softcap is not None:
         mask = None if rows == 1 else _causal_mask(rows, start, window, q.device)
         return _capped_attention(q.to(dtype), keys[0], values[0], mask, scale, softcap).to(q.dtype)
     if rows == 1:
         # The heads that share a key become rows of one query: no mask, no repeated keys.
-        folded = q.view(1, len(keys[0]), -1, dim).to(dtype)
+        folded = q.view(1, keys.shape[1], -1, dim).to(dtype)
         attended = F.scaled_dot_product_attention(folded, keys, values, scale=scale)
         return attended.view(1, heads, dim).to(q.dtype)
     from_zero = start == 0 and (window is None or rows <= window)

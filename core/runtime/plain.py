@@ -11,16 +11,21 @@ from core.interfaces.quantizer import Linear, Quantizer, Table
 from core.runtime.blocked import BlockedLinear, BlockedTable, blocked
 from core.runtime.device import matmul_dtype
 
+_PART_VALUES = 1 << 17
+
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [rows, in_features] times weight [out_features, in_features] transposed, in the dtype that both have.
 
-    Where a device's kernels for many rows are slow in that dtype, the product is computed in a wider one.
+    Where a device's kernels for many rows are slow in that dtype, the product is computed in a wider one, part by
+    part: what is converted stays in the processor's cache.
     """
     dtype = matmul_dtype(x.device, x.dtype, len(x))
     if dtype is x.dtype:
         return F.linear(x, weight, bias)
-    return F.linear(x.to(dtype), weight.to(dtype), bias.to(dtype) if bias is not None else None).to(x.dtype)
+    wide, rows = x.to(dtype), max(1, _PART_VALUES // weight.shape[1])
+    y = torch.cat([F.linear(wide, part.to(dtype)) for part in torch.split(weight, rows)], dim=1).to(x.dtype)
+    return y if bias is None else y.add_(bias)
 
 
 class PlainLinear:
