@@ -45,6 +45,7 @@ ROOMS = {
     "link.py": Room.of(f"{SEAMS} protocol trust", "trio"),
     "blocks": Room.of(f"{SEAMS} blocks runtime", "torch"),
     "hub.py": Room.of(SEAMS, "huggingface_hub"),
+    "parity.py": Room.of(f"{SEAMS} blocks runtime", "torch"),
     "trust": Room.of(f"{SEAMS} trust", "cryptography filelock msgspec platformdirs psutil"),
     "runtime": Room.of(
         f"{SEAMS} plugins runtime",
@@ -52,9 +53,9 @@ ROOMS = {
     ),
     "gateway": Room.of(f"{SEAMS} gateway core", "litestar msgspec prometheus_client trio uvicorn"),
     "coordinator": Room.of(
-        f"{SEAMS} coordinator link plugins protocol runtime trust core", "msgspec psutil torch trio"
+        f"{SEAMS} coordinator link parity plugins protocol runtime trust core", "msgspec psutil torch trio"
     ),
-    "node": Room.of(f"{SEAMS} node link plugins protocol runtime trust core", "msgspec psutil torch trio"),
+    "node": Room.of(f"{SEAMS} node link parity plugins protocol runtime trust core", "msgspec psutil torch trio"),
     "cli": Room(ANY, ANY),
     "testing": Room(ANY, ANY),
 }

@@ -14,6 +14,7 @@ import trio
 from core.coordinator.head import Head
 from core.coordinator.local_nodes import LOCAL_PREFIX
 from core.coordinator.members import Member
+from core.coordinator.referee import Referee
 from core.coordinator.route import Hop, Route
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import ChannelClosed, CoreError, RouteError, StageError, sole_error
@@ -53,6 +54,7 @@ class RouteBuilder:
     head: Head
     compute: ComputeThread
     manifest: Manifest
+    referee: Referee
 
     async def build(
         self, epoch: int, plan: Plan, members: Mapping[str, Member], route_made: Callable[[Route], None]
@@ -83,6 +85,7 @@ class RouteBuilder:
                 downstream = route.hops[index + 1].member if index + 1 < len(route.hops) else None
                 assignment = self._assignment(route.epoch, hop.layers, tokens[index], downstream)
                 nursery.start_soon(self._load, hop, assignment)
+                nursery.start_soon(self._compute, self.referee.prepare, assignment.parity_layer)
 
     async def _load(self, hop: Hop, assignment: Assignment) -> None:
         member = hop.member
@@ -99,6 +102,7 @@ class RouteBuilder:
                     node=member.node_id,
                 )
             if isinstance(answer, LoadComplete):
+                await self._compare(member, assignment, answer)
                 member.become("loaded")
                 member.weight_bytes = answer.weight_bytes
                 member.kv_tokens = answer.kv_tokens // self._sharing(member)
@@ -107,6 +111,17 @@ class RouteBuilder:
     def _sharing(self, member: Member) -> int:
         """How many nodes fill the memory that `member` has measured."""
         return self.settings.local_nodes if member.node_id.startswith(LOCAL_PREFIX) else 1
+
+    async def _compare(self, member: Member, assignment: Assignment, loaded: LoadComplete) -> None:
+        difference = await self._compute(self.referee.difference, loaded.parity, assignment.parity_layer)
+        if difference:
+            member.fail(f"it computes other results than the coordinator: {difference}")
+            raise LoadRefused(
+                f"node {member.node_id!r} computes other results than the coordinator",
+                difference,
+                "see `core doctor` there; a driver or torch itself may be broken",
+                node=member.node_id,
+            )
 
     async def _connect(self, epoch: int, upstream: Member, member: Member, token: bytes) -> str:
         """How `upstream` reaches `member`: "direct", or "relayed" with the reason."""
@@ -164,6 +179,7 @@ class RouteBuilder:
             layer_end_exclusive=layers.stop,
             is_last=downstream is None,
             total_weight_bytes=sum(self.model.layer_bytes(layer, self.precision) for layer in layers),
+            parity_layer=self.referee.layer_of(layers),
             proof=Proof(proof.manifest, dict(proof.files), dict(proof.rests), list(proof.layers)),
             link_token=token,
             downstream=downstream.fingerprint if downstream else None,

@@ -19,6 +19,7 @@ from core.coordinator.generator import Generator, node_statuses
 from core.coordinator.head import Head
 from core.coordinator.local_nodes import LOCAL_PREFIX, run_local_nodes
 from core.coordinator.members import Member, Members
+from core.coordinator.referee import Referee
 from core.coordinator.scheduler import Scheduler
 from core.coordinator.server import NodeServer
 from core.coordinator.session import Session
@@ -114,7 +115,8 @@ class Live:
                 await self._serve(model, loaded, compute)
 
     async def _serve(self, model: Model, loaded: _Loaded, compute: ComputeThread) -> None:
-        builder = RouteBuilder(self._settings, model, loaded.precision, loaded.head, compute, loaded.manifest)
+        referee = Referee(model, loaded.precision, self._device)
+        builder = RouteBuilder(self._settings, model, loaded.precision, loaded.head, compute, loaded.manifest, referee)
         admission = Admission(
             max_sessions=self._settings.max_sessions,
             keeps=self._settings.prefix_cache,

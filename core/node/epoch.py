@@ -155,9 +155,8 @@ class Epoch:
             activity.become("error", str(error))
             await self._control.send(LoadFailed(epoch, clipped(error)))
             return None
-        done = LoadComplete(
-            epoch, loaded.stage.nbytes, loaded.read_bytes, self._kv_tokens(loaded.stage), loaded.seconds
-        )
+        kv_tokens = self._kv_tokens(loaded.stage)
+        done = LoadComplete(epoch, loaded.stage.nbytes, loaded.read_bytes, kv_tokens, loaded.seconds, loaded.parity)
         await self._control.send(done)
         activity.weight_bytes = loaded.stage.nbytes
         activity.become("ready", layers=self.layers)

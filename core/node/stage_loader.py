@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from core.errors import CheckpointError, CoreError
 from core.interfaces.checkpoint import Progress, Source
 from core.interfaces.dtypes import DType
+from core.parity import as_bytes, run_layer, run_operations
 from core.plugins import PluginHost
 from core.protocol.messages import Assignment
 from core.runtime.manifest import Proof, Prover, other_file
@@ -34,6 +35,7 @@ class StageKey:
     compute_dtype: str
     wire_dtype: str
     layers: range
+    parity_layer: int | None
 
     @classmethod
     def of(cls, assignment: Assignment) -> StageKey:
@@ -43,15 +45,20 @@ class StageKey:
             assignment.compute_dtype,
             assignment.wire_dtype,
             range(assignment.layer_start, assignment.layer_end_exclusive),
+            assignment.parity_layer,
         )
 
 
 @dataclass(slots=True)
 class Holdings:
-    """Loaded weights outlive a connection, so that a coordinator that comes back need not wait for them."""
+    """Loaded weights outlive a connection, so that a coordinator that comes back need not wait for them.
+
+    `parity` is what this machine computed when it loaded them.
+    """
 
     key: StageKey | None = None
     stage: Stage | None = None
+    parity: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -66,6 +73,7 @@ class LoadedStage:
     stage: Stage
     read_bytes: int
     seconds: float
+    parity: dict[str, bytes]
 
 
 class StageLoader:
@@ -97,29 +105,38 @@ class StageLoader:
         asked, started, key = self._assignment, time.monotonic(), StageKey.of(self._assignment)
         if holdings.key == key and holdings.stage is not None:
             holdings.stage.caches.clear_all()
-            return LoadedStage(holdings.stage, 0, time.monotonic() - started)
+            return LoadedStage(holdings.stage, 0, time.monotonic() - started, holdings.parity)
         holdings.drop()
         with Model.open(Source(asked.model_id, asked.revision, self._cache_dir), self._plugins) as model:
             precision = self._precision()
             self._refuse_other_layers(model, key.layers, precision)
-            stage, read_bytes = self._read(model, key.layers, precision)
+            stage, read_bytes, parity = self._read(model, key.layers, precision)
         self._stop_if_aborted()
-        holdings.key, holdings.stage = key, stage
-        return LoadedStage(stage, read_bytes, time.monotonic() - started)
+        holdings.key, holdings.stage, holdings.parity = key, stage, parity
+        return LoadedStage(stage, read_bytes, time.monotonic() - started, parity)
 
     def _precision(self) -> Precision:
         asked = self._assignment
         quantizer = self._plugins.quantizers.get(asked.quant)
         return Precision(quantizer, DType(asked.compute_dtype), DType(asked.wire_dtype))
 
-    def _read(self, model: Model, layers: range, precision: Precision) -> tuple[Stage, int]:
+    def _read(self, model: Model, layers: range, precision: Precision) -> tuple[Stage, int, dict[str, bytes]]:
+        """The one layer is computed before the others are held, so that it takes no room beside them."""
         proof = self._proof()
         model.fetch_stage(layers, self._progress("download"))
         self._refuse_other_copy(other_file(model, layers, proof, self._progress("verify")))
+        parity = self._parity(model, precision)
         with Prover(model, layers, proof) as prover:
-            loaded = model.load_stage(layers, precision, self._device, self._progress("load"), prover.seen)
+            stage, read_bytes = model.load_stage(layers, precision, self._device, self._progress("load"), prover.seen)
             self._refuse_other_copy(prover.other_layer())
-        return loaded
+        return stage, read_bytes, parity
+
+    def _parity(self, model: Model, precision: Precision) -> dict[str, bytes]:
+        layer = self._assignment.parity_layer
+        results = run_operations(precision, self._device)
+        if layer is not None:
+            results |= run_layer(model, layer, precision, self._device)
+        return as_bytes(results)
 
     def _proof(self) -> Proof:
         asked = self._assignment.proof

@@ -145,7 +145,8 @@ class Assignment(Message, frozen=True):
     whose certificate it will prove to hold where the link between them is encrypted.
 
     `revision` is the coordinator's own where the model comes from a hub. A node that already holds the very same
-    stage, of a model of the same manifest, keeps its weights and starts the epoch with empty caches.
+    stage, of a model of the same manifest, keeps its weights and starts the epoch with empty caches. `parity_layer` is
+    which of its layers the node computes on a fixed input, beside the operations of core.parity.
     """
 
     TYPE: ClassVar = "ASSIGNMENT"
@@ -161,12 +162,15 @@ class Assignment(Message, frozen=True):
     is_last: bool
     total_weight_bytes: Count
     proof: Proof
+    parity_layer: Layer | None
     link_token: Secret
     downstream: Fingerprint | None = None
 
     def __post_init__(self) -> None:
         if len(self.proof.layers) != self.layer_end_exclusive - self.layer_start:
             raise ValueError(f"{len(self.proof.layers)} digests of layers")
+        if self.parity_layer is not None and not self.layer_start <= self.parity_layer < self.layer_end_exclusive:
+            raise ValueError(f"layer {self.parity_layer} is none of them")
 
 
 class LoadProgress(Message, frozen=True):
@@ -182,7 +186,8 @@ class LoadProgress(Message, frozen=True):
 class LoadComplete(Message, frozen=True):
     """`weight_bytes` are held, `read_bytes` were read from the checkpoint (0 where the stage was kept).
 
-    Beside them the node's memory holds the KV cache of `kv_tokens` tokens.
+    Beside them the node's memory holds the KV cache of `kv_tokens` tokens. `parity` is what core.parity computes on
+    this node, by operation.
     """
 
     TYPE: ClassVar = "LOAD_COMPLETE"
@@ -191,6 +196,7 @@ class LoadComplete(Message, frozen=True):
     read_bytes: Count
     kv_tokens: Count
     seconds: float
+    parity: Annotated[dict[Name, Annotated[bytes, msgspec.Meta(max_length=16384)]], msgspec.Meta(max_length=64)] = {}
 
 
 class LoadFailed(Message, frozen=True):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from core.errors import ConfigError
-from core.interfaces.architecture import Architecture, Ends, ModelSpec, TensorSpec
+from core.interfaces.architecture import Architecture, Ends, LayerStack, ModelSpec, TensorSpec
 from core.interfaces.checkpoint import Checkpoint, Progress, Source
 from core.interfaces.dtypes import DType
 from core.interfaces.quantizer import Quantizer
@@ -108,12 +108,16 @@ class Model:
         seen: Callable[[str], None] | None = None,
     ) -> tuple[Stage, int]:
         """The stage, and the bytes that were read for it. Its files have been fetched. `seen` is told each tensor."""
-        specs = [spec for layer in layers for spec in self._layer_specs(layer)]
-        weights = self._weights(specs, precision, device, progress, seen)
+        weights = self._weights(self._stage_specs(layers), precision, device, progress, seen)
         stack = self.architecture.build_layers(self.spec, layers, weights)
         kv_token_bytes = len(layers) * self.kv_bytes(1, precision)
         stage = Stage(stack, layers, device, precision.residual, nbytes=weights.nbytes, kv_token_bytes=kv_token_bytes)
         return stage, weights.read_bytes
+
+    def load_layers(self, layers: range, precision: Precision, device: torch.device) -> LayerStack:
+        """What a stage of `layers` computes with, without the caches of sessions."""
+        weights = self._weights(self._stage_specs(layers), precision, device, None)
+        return self.architecture.build_layers(self.spec, layers, weights)
 
     def load_ends(self, precision: Precision, device: torch.device, progress: Progress | None = None) -> Ends:
         weights = self._weights(self._end_specs(), precision.of_ends, device, progress)
@@ -137,6 +141,9 @@ class Model:
 
     def _layer_specs(self, layer: int) -> list[TensorSpec]:
         return list(self.architecture.layer_tensors(self.spec, layer))
+
+    def _stage_specs(self, layers: range) -> list[TensorSpec]:
+        return [spec for layer in layers for spec in self._layer_specs(layer)]
 
     def _end_specs(self) -> list[TensorSpec]:
         return list(self.architecture.end_tensors(self.spec))

@@ -73,6 +73,7 @@ def assignment(path: Path, **changes: Any) -> Assignment:
             "is_last": False,
             "total_weight_bytes": sum(model.layer_bytes(layer, precision) for layer in LAYERS),
             "proof": Proof(proof.manifest, dict(proof.files), dict(proof.rests), list(proof.layers)),
+            "parity_layer": LAYERS.start,
             "link_token": bytes(16),
         }
     return Assignment(**{**fields, **changes})
@@ -109,7 +110,7 @@ def test_a_load_called_off_after_its_last_tensor_is_not_kept(model: Path, monkey
     [
         ({"total_weight_bytes": 1}, "bytes, not 1"),
         ({"architecture": "other"}, "it is llama, not other"),
-        ({"layer_start": 3, "layer_end_exclusive": 5}, "it has 4 layers"),
+        ({"layer_start": 3, "layer_end_exclusive": 5, "parity_layer": None}, "it has 4 layers"),
     ],
     ids=str,
 )

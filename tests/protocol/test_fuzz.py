@@ -63,7 +63,7 @@ MEMORY = 16 * 2**20
 BAD_VALUES = [None, True, -1, 2**63, 2**64 - 1, 1e308, float("nan"), "", "x" * 300, b"", b"\x00" * 17, [], [[]], {}]
 PROOF = Proof(bytes(32), {"config.json": bytes(32)}, {"model.gguf": bytes(32)}, [bytes(32), b""] * 2)
 WHOLE: list[Message] = [
-    Assignment(1, "m", None, "llama", "fp16", "fp16", "fp32", 0, 4, True, 10, PROOF, bytes(16)),
+    Assignment(1, "m", None, "llama", "fp16", "fp16", "fp32", 0, 4, True, 10, PROOF, 2, bytes(16)),
     RunPrefill(1, [Segment(1, 0, 2, 1)], Tensor("fp32", 2, 8, bytes(range(64))), []),
     RunDecode(1, [Segment(1, 5, 1, 1), Segment(2, 9, 1, 1)], Tensor("fp32", 2, 8, bytes(range(64))), [5]),
     RunPrefill(1, [Segment(1, 0, 2, 1)], Tensor("fp16", 2**10, 2**9, bytes(2**20)), []),

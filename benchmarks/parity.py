@@ -1,0 +1,123 @@
+"""How far correct results of core.parity are apart, by compute dtype: what its bounds stand on.
+
+Each result is held against those of other kernels on this CPU: products converted to float32 or not, packed weights
+multiplied by torch's kernels or dequantised, attention fused or not, oneDNN or not, one thread or two. The models are
+the demo's and a tiny one of each family; the quantizers are all that come with core.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+from unittest.mock import patch
+
+import core_plugin_quant.int4
+import core_plugin_quant.int8
+import core_plugin_quant.parts
+import torch
+from _measure import machine
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import core.runtime.kv_cache
+import core.runtime.plain
+from core.cli.demo_model import demo_model
+from core.interfaces.checkpoint import Source
+from core.interfaces.dtypes import DType
+from core.parity import BOUNDS, Results, row_errors, run_layer, run_operations
+from core.plugins import PluginHost
+from core.runtime.model import Model, Precision
+from core.testing.checkpoints import ModelType, tiny_checkpoint
+from core.testing.families import tiny_family
+
+CPU = torch.device("cpu")
+BY_TRANSFORMERS = ("mixtral", "granite", "olmo2", "mamba")
+
+
+@contextmanager
+def converting(always: bool) -> Iterator[None]:
+    """Products in float32, or in the dtype itself; packed weights dequantised either way."""
+
+    def dtype(_: Any, given: torch.dtype, *rows: int) -> torch.dtype:
+        return torch.float32 if always else given
+
+    with ExitStack() as stack:
+        for module, name in (
+            (core.runtime.plain, "matmul_dtype"),
+            (core.runtime.kv_cache, "fast_dtype"),
+            (core_plugin_quant.parts, "fast_dtype"),
+        ):
+            stack.enter_context(patch.object(module, name, dtype))
+        stack.enter_context(patch.object(core.runtime.plain, "blocked", lambda _: None))
+        stack.enter_context(patch.object(core_plugin_quant.int8, "kernel_works", lambda *_: False))
+        stack.enter_context(patch.object(core_plugin_quant.int4, "kernel_layout", lambda *_: None))
+        yield
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    torch.set_num_threads(2)
+    try:
+        with sdpa_kernel([SDPBackend.MATH]), torch.backends.mkldnn.flags(enabled=False):
+            yield
+    finally:
+        torch.set_num_threads(1)
+
+
+def ways() -> Iterator[AbstractContextManager[None]]:
+    yield converting(True)
+    yield converting(False)
+    yield plain_torch()
+
+
+def apart(run: Callable[[], Results]) -> Iterator[tuple[Results, Results]]:
+    usual = run()
+    for way in ways():
+        with way:
+            yield usual, run()
+
+
+def models(root: Path) -> Iterator[Path]:
+    yield demo_model()
+    for family in get_args(ModelType):
+        yield tiny_checkpoint(root / family, model_type=family, layers=2)
+    for family in BY_TRANSFORMERS:
+        yield tiny_family(root / family, family)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(machine())
+    plugins = PluginHost.installed()
+    precisions = [Precision(quantizer, dtype, dtype) for quantizer in plugins.quantizers.values() for dtype in DType]
+    operations: defaultdict[DType, float] = defaultdict(float)
+    layers: defaultdict[DType, float] = defaultdict(float)
+    for precision in precisions:
+        dtype = precision.compute
+        for usual, other in apart(partial(run_operations, precision, CPU)):
+            for name in usual:
+                operations[dtype] = max(operations[dtype], float(row_errors(other[name], usual[name]).max()))
+    with tempfile.TemporaryDirectory() as root:
+        for path in models(Path(root)):
+            with Model.open(Source(str(path)), plugins) as model:
+                for precision in precisions:
+                    dtype = precision.compute
+                    for layer in sorted({0, 1, model.spec.layers // 2, model.spec.layers - 1}):
+                        for usual, other in apart(partial(run_layer, model, layer, precision, CPU)):
+                            for name in usual:
+                                error = float(row_errors(other[name], usual[name]).median())
+                                layers[dtype] = max(layers[dtype], error)
+    for dtype in DType:
+        bound = BOUNDS[dtype]
+        print(
+            f"{dtype}  an operation {operations[dtype]:.0e} (bound {bound.operation:.0e})"
+            f"  a layer {layers[dtype]:.0e} (bound {bound.layer:.0e})"
+        )
+
+
+if __name__ == "__main__":
+    main()
