@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
-BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out benchmarks/_% benchmarks/cuda.py benchmarks/llama_cpp.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types bench clean
@@ -44,7 +44,7 @@ lint: $(INSTALLED_DEV) ## ruff: lint and format
 types: $(INSTALLED_DEV) ## mypy, strict
 	@$(BIN)/mypy
 
-bench: $(INSTALLED_DEV) ## every script in benchmarks/: each prints the figures that it measured
+bench: $(INSTALLED_DEV) ## the scripts in benchmarks/ that need no GPU and no other engine: each prints the figures that it measured
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean: ## remove .venv and everything that was built

@@ -8,12 +8,14 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 import trio
 
 from core.cli.demo_model import demo_model
@@ -23,6 +25,7 @@ from core.errors import CoreError
 from core.gateway.settings import ApiSettings
 from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
+from core.runtime.bench import Round
 
 MODEL = "smollm2-135m-instruct"
 QUESTION = "Tell a long story about a lighthouse keeper and the sea."
@@ -54,6 +57,34 @@ def spread(values: Sequence[float], unit: str = "", digits: int = 2) -> str:
         figures["p95"] = statistics.quantiles(values, n=20)[-1]
     shown = ", ".join(f"{name} {value:.{digits}f}" for name, value in figures.items())
     return f"{shown} {unit}".rstrip()
+
+
+class _Stamps:
+    """A streamer for `generate`: when each token came, the prompt first."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None: ...
+
+
+def generated(oracle: Any, prompt: Sequence[int], tokens: int) -> Round:
+    """What transformers' greedy `generate` takes for the prompt and `tokens` tokens after the first."""
+    ids, stamps, length = torch.tensor([prompt], device=oracle.device), _Stamps(), tokens + 1
+    oracle.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        pad_token_id=0,
+        streamer=stamps,
+        min_new_tokens=length,
+        max_new_tokens=length,
+    )
+    prompted, first, *_, last = stamps.times
+    return Round(first - prompted, last - first)
 
 
 def verdict(goal: str, reached: bool) -> str:

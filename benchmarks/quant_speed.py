@@ -8,12 +8,13 @@ transformers' `generate` runs on the same weights.
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from _measure import QUESTION, machine, spread, verdict
+from _measure import QUESTION, generated, machine, spread, verdict
 
 from core.cli.demo_model import demo_model
 from core.interfaces.checkpoint import Source
@@ -26,6 +27,7 @@ from core.runtime.model import Model, Precision
 from core.runtime.tokenizer import Tokenizer
 
 CPU = torch.device("cpu")
+GOAL = 1.15
 WAYS = [
     ("fp16", DType.FP32),
     ("fp16", DType.BF16),
@@ -46,18 +48,6 @@ def ours(model: Model, precision: Precision, prompt: list[int]) -> Decode:
     return lambda count: count / whole.measure(prompt, count).decode
 
 
-class Stamps:
-    """A streamer for `generate`: when each token came, the prompt first."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.times.append(time.perf_counter())
-
-    def end(self) -> None: ...
-
-
 def theirs(model: Model, dtype: DType, prompt: list[int]) -> Decode:
     import transformers
 
@@ -65,17 +55,7 @@ def theirs(model: Model, dtype: DType, prompt: list[int]) -> Decode:
     weights = {name: model.checkpoint.read(name).to(torch_dtype(dtype)) for name in model.checkpoint.tensors}
     oracle.load_state_dict(weights, strict=False, assign=True)
     oracle.tie_weights()
-    ids = torch.tensor([prompt])
-
-    def decode(count: int) -> float:
-        stamps = Stamps()
-        length = {"min_new_tokens": count + 1, "max_new_tokens": count + 1}
-        oracle.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0, streamer=stamps, **length
-        )
-        return count / (stamps.times[-1] - stamps.times[1])
-
-    return decode
+    return lambda count: count / generated(oracle, prompt, count).decode
 
 
 def kernels(plugins: PluginHost, rounds: int) -> None:
@@ -114,7 +94,7 @@ def main(rounds: int, tokens: int) -> None:
             f"{quant} {dtype}": ours(model, Precision(plugins.quantizers.get(quant), dtype, dtype), prompt)
             for quant, dtype in WAYS
         }
-        decoders |= {f"transformers {dtype}": theirs(model, dtype, prompt) for dtype in (DType.FP32, DType.BF16)}
+        decoders |= {f"transformers {dtype}": theirs(model, dtype, prompt) for dtype in DType}
     rates: dict[str, list[float]] = {name: [] for name in decoders}
     for decode in decoders.values():
         decode(2)
@@ -123,6 +103,12 @@ def main(rounds: int, tokens: int) -> None:
             rates[name].append(decode(tokens))
     for name, found in rates.items():
         print(f"{name:18}{spread(found, 'tok/s', 1)}")
+    for dtype in DType:
+        ratios = [
+            one / other for one, other in zip(rates[f"fp16 {dtype}"], rates[f"transformers {dtype}"], strict=True)
+        ]
+        print(f"{dtype} / transformers   {spread(ratios)}")
+        print(verdict(f"{GOAL} x transformers in {dtype}", statistics.median(ratios) >= GOAL))
     for quant in ("int8 bf16", "int4 bf16"):
         for name in [name for name in rates if not name.startswith("int")]:
             ratios = [one / other for one, other in zip(rates[quant], rates[name], strict=True)]

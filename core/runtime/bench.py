@@ -102,6 +102,11 @@ class WholeModel:
         lap("sampling")
         return token
 
+    @torch.inference_mode()
+    def logits(self, tokens: Sequence[int], position: int) -> Tensor:
+        """float32 [1, vocab_size] after the last of `tokens`, the first of which is at `position`."""
+        return self._ends.logits(self._run(self._embed(tokens), position))
+
     def profile(self, prompt: Sequence[int], tokens: int) -> Profile:
         """Of the first `tokens` tokens after the prompt. Raises ConfigError where torch can't profile the device."""
         if self._device.type not in ("cpu", "cuda"):
