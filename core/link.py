@@ -19,7 +19,7 @@ from core.trust.addresses import host_of, is_loopback
 from core.trust.proof import new_nonce
 
 HEARTBEAT_SECONDS = 1.0
-PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS = 3.0
 """Without a single frame for this long, the peer is held to be gone."""
 WRITE_SECONDS = 30.0
 """What a slow network may take for one frame; a peer that takes none for this long is given up."""
