@@ -21,7 +21,7 @@ from _measure import machine, spread, verdict
 
 from core.gateway.bridge import Bridge
 from core.gateway.server import serve_http
-from core.interfaces.engine import Delta, GenerationRequest
+from core.interfaces.engine import Delta, GenerationRequest, ModelCard
 
 CLIENTS = 32
 GOAL_DELTAS = 2_000
@@ -37,6 +37,9 @@ class FakeEngine:
 
     def __init__(self, deltas: int) -> None:
         self._deltas = deltas
+
+    def card(self) -> ModelCard:
+        return ModelCard(self.served_model, self.created, context_length=4096, vocab_size=256, chat_template=None)
 
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Any]:
