@@ -96,7 +96,7 @@ class Generator:
         outside = next((token for token in ids if not 0 <= token < vocabulary), None)
         if outside is not None:
             raise RequestError(
-                f"the prompt has a token {outside}", f"the model's go from 0 to {vocabulary - 1}", param=param
+                f"the model has no token {outside}", f"its tokens go from 0 to {vocabulary - 1}", param=param
             )
 
     def encode(self, prompt: str | Sequence[int] | Conversation) -> list[int]:

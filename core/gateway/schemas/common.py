@@ -20,13 +20,14 @@ MAX_GENERATIONS = 128
 """Choices x prompts of one request."""
 
 MAX_STOPS = 16
+MAX_STOP_LENGTH = 4096
 MAX_STOP_TOKENS = 256
 MAX_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_PROMPT_CHARACTERS = 4 * 1024 * 1024
 
 INT32 = 2**31 - 1
-StopText = Annotated[str, Meta(min_length=1)]
+StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]

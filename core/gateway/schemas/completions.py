@@ -11,6 +11,9 @@ from core.errors import RequestError
 from core.gateway.schemas.common import INT32, MAX_TOP_LOGPROBS, Body, TokenId, Usage, require_short
 from core.gateway.schemas.decoding import Idle
 
+MAX_SCORES = 2 * 1024 * 1024
+"""How many log probabilities of prompts, alternatives included, are held for one answer."""
+
 T = TypeVar("T")
 
 
@@ -29,24 +32,39 @@ class CompletionBody(Body, kw_only=True):
     echo: bool = False
 
     def prompts(self) -> Sequence[str | tuple[int, ...]]:
-        """Raises RequestError for what is no prompt, or too long a one."""
+        """Raises RequestError for what is no prompt, and for more text or log probabilities than are taken."""
+        prompts = self._listed()
+        require_short([prompt for prompt in prompts if isinstance(prompt, str)], "prompt")
+        if self.echo and self.logprobs is not None:
+            self._require_few_scores(sum(map(len, prompts)))
+        return prompts
+
+    def _listed(self) -> Sequence[str | tuple[int, ...]]:
         match self.prompt:
             case str() as text:
-                texts: Sequence[str] = [text]
+                return [text]
             case [*ids] if _all(ids, int):
                 return [tuple(ids)]
             case [*lists] if _all(lists, list) and all(_all(ids, int) for ids in lists):
                 return [tuple(ids) for ids in lists]
-            case [*several] if _all(several, str):
-                texts = several
-            case _:
-                raise RequestError(
-                    "'prompt' must be a string, a list of strings, a list of token ids or a list of such lists",
-                    hint="leave no list empty",
-                    param="prompt",
-                )
-        require_short(texts, "prompt")
-        return texts
+            case [*texts] if _all(texts, str):
+                return texts
+        raise RequestError(
+            "'prompt' must be a string, a list of strings, a list of token ids or a list of such lists",
+            hint="leave no list empty",
+            param="prompt",
+        )
+
+    def _require_few_scores(self, length: int) -> None:
+        """`length` of all prompts, in tokens, or in characters where these are not known: mostly more."""
+        scores = length * self.n * (1 + (self.logprobs or 0))
+        if scores > MAX_SCORES:
+            raise RequestError(
+                f"'echo' with 'logprobs' asks for about {scores} log probabilities of the prompt",
+                f"one answer tells at most {MAX_SCORES}",
+                "send fewer prompts at a time, or ask for fewer alternatives",
+                param="logprobs",
+            )
 
     _prompts = prompts
 
