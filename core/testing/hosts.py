@@ -1,0 +1,108 @@
+"""Machines on one machine, for tests of what passes between them: network namespaces joined by a bridge, and a tap.
+
+Needs Linux, root, and the command `ip`; `can_have_hosts` says whether all is there.
+
+    async with open_hosts(3) as network:
+        await trio.run_process(network.hosts[0].command("ping", "-c1", network.hosts[1].address))
+        assert b"secret" not in network.seen
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import trio
+
+_ALL_PROTOCOLS = 3
+_LARGEST_FRAME = 70_000
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A network namespace with one address."""
+
+    name: str
+    address: str
+    cable: str
+    """The end of its cable that is in the switch."""
+
+    def command(self, *words: str) -> list[str]:
+        """The command that runs `words` there."""
+        return ["ip", "netns", "exec", self.name, *words]
+
+
+@dataclass(slots=True)
+class Network:
+    hosts: list[Host] = field(default_factory=list)
+    seen: bytearray = field(default_factory=bytearray)
+    """Every frame that passed between hosts, some of them twice."""
+
+    async def cut(self, host: Host) -> None:
+        """Pulls its cable: nobody is told."""
+        await _ip("link", "set", host.cable, "down")
+
+    async def mend(self, host: Host) -> None:
+        await _ip("link", "set", host.cable, "up")
+
+
+def can_have_hosts() -> bool:
+    if sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("ip"):
+        return False
+    name = f"core-probe-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, timeout=10, check=False)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=10, check=False)
+    return made.returncode == 0
+
+
+@asynccontextmanager
+async def open_hosts(count: int) -> AsyncIterator[Network]:
+    """Up to 200 hosts that reach each other and nothing else, for the length of the block."""
+    network, switch = Network(), f"cs{os.getpid()}"
+    try:
+        await _ip("link", "add", switch, "type", "bridge")
+        await _ip("link", "set", switch, "up")
+        for number in range(count):
+            network.hosts.append(await _plugged_in(switch, number))
+        async with trio.open_nursery() as nursery:
+            for host in network.hosts:
+                nursery.start_soon(_listen, host.cable, network.seen)
+            yield network
+            nursery.cancel_scope.cancel()
+    finally:
+        with trio.CancelScope(shield=True):
+            for host in network.hosts:
+                await _ip("netns", "del", host.name, check=False)
+            await _ip("link", "del", switch, check=False)
+
+
+async def _plugged_in(switch: str, number: int) -> Host:
+    pid = os.getpid()
+    host = Host(f"core-{pid}-{number}", f"10.77.0.{number + 1}", f"ch{pid}.{number}")
+    await _ip("netns", "add", host.name)
+    await _ip("link", "add", host.cable, "type", "veth", "peer", "name", "eth0", "netns", host.name)
+    await _ip("link", "set", host.cable, "master", switch, "up")
+    for words in (["addr", "add", f"{host.address}/24", "dev", "eth0"], ["link", "set", "eth0", "up"]):
+        await _ip("-n", host.name, *words)
+    await _ip("-n", host.name, "link", "set", "lo", "up")
+    return host
+
+
+async def _listen(cable: str, seen: bytearray) -> None:
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PROTOCOLS)) as tap:
+        tap.bind((cable, 0))
+        tap.setblocking(False)
+        while True:
+            await trio.lowlevel.wait_readable(tap)
+            with suppress(OSError):  # told once when the cable is pulled
+                seen += tap.recv(_LARGEST_FRAME)
+
+
+async def _ip(*words: str, check: bool = True) -> None:
+    await trio.run_process(["ip", *words], check=check, capture_stderr=not check)
