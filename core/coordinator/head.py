@@ -122,7 +122,11 @@ class _Verification:
         return self.rows[self.taken]
 
     def take(self, token: int) -> None:
-        text, self.outcome.finish = self.outcome.entry.session.decoding.take(token)
+        try:
+            text, self.outcome.finish = self.outcome.entry.session.decoding.take(token)
+        except StageError as error:
+            self.outcome.error = error
+            return
         self.outcome.text += text
         self.outcome.tokens.append(token)
         self.taken += 1
@@ -130,7 +134,7 @@ class _Verification:
     def goes_on(self) -> bool:
         """Whether the next row's draft is the token that was sampled."""
         entry = self.outcome.entry
-        if self.outcome.finish is not None or self.taken > entry.drafts:
+        if self.outcome.finish is not None or self.outcome.error is not None or self.taken > entry.drafts:
             return False
         return entry.tokens[len(entry.tokens) - entry.drafts + self.taken - 1] == self.outcome.tokens[-1]
 

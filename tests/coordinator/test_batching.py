@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from core.coordinator.session import READ_AHEAD
 from core.errors import Overloaded, StageError
-from core.interfaces.engine import Delta, GenerationRequest
+from core.interfaces.engine import Delta, GenerationRequest, Grammar
+from core.runtime.grammar import Matcher
 from core.runtime.stage import Stage
 from core.testing.cluster_in_memory import MemoryCluster, memory_cluster, pass_time
 
@@ -327,6 +329,32 @@ async def test_one_that_a_stage_fails_takes_nobody_with_it(
             errors = [each.error for each in others]
             assert [type(error) for error in errors].count(StageError) == 1
             assert [await each.result() for each in others if each.error is None] == [oracle] * 3
+
+
+async def test_one_that_leaves_its_grammar_takes_nobody_with_it(
+    model: Path, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_complex(_: Matcher, __: int) -> None:
+        raise StageError("the text has left its grammar")
+
+    monkeypatch.setattr(Matcher, "accept", too_complex)
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a") as cluster:
+            await cluster.ready()
+            alone = await cluster.text(prompt, TOKENS)
+
+            async def constrained() -> None:
+                with pytest.raises(StageError, match="grammar"):
+                    await text_of(cluster, replace(greedy(prompt), grammar=Grammar("json_object")))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(constrained)
+                assert await texts(cluster, greedy(prompt)) == [alone]
+
+
+async def text_of(cluster: MemoryCluster, request: GenerationRequest) -> str:
+    async with cluster.coordinator.generate(request) as generation:
+        return "".join([delta.text async for delta in generation])
 
 
 async def start(cluster: MemoryCluster, nursery: trio.Nursery, prompt: tuple[int, ...]) -> Any:
