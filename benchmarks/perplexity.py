@@ -37,9 +37,8 @@ MODES = [
     ("int4", DType.FP32),
     ("int4", DType.BF16),
 ]
-WORSE_AT_MOST = {"fp16": 0.01, "int8": 0.01, "int4": 0.90}
-"""Parts of float32's perplexity. The model is small, was quantized to four bits before, in groups of 32, and its width
-asks for groups of 64 here: int4's bound is what was measured on it, with room, and says little of larger models."""
+WORSE_AT_MOST = {"fp16": 0.01, "int8": 0.01, "int4": 0.12}
+"""Parts of float32's perplexity. int4's is what was measured on this small model, with room."""
 
 
 class Piece(NamedTuple):

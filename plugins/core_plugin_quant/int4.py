@@ -18,6 +18,8 @@ from core_plugin_quant.probe import is_better, sample
 from core_plugin_quant.report import describe
 
 GROUPS = (128, 64, 32, 16)
+NARROW = 2048
+"""Input features below which groups are of 32 at most: small models suffer most from larger ones."""
 _KERNEL_LAYOUTS = {"cpu": (Blocks(64), Blocks(32))}
 """By device, the orders that torch's kernels may want: on a CPU that with AVX-512 and that with AVX2."""
 
@@ -87,9 +89,9 @@ class Int4(Quantizer):
 
 
 def group_size(columns: int) -> int:
-    """The largest of `GROUPS` that divides `columns`. Raises ConfigError where none does."""
+    """The largest of `GROUPS` that suits and divides `columns`. Raises ConfigError where none does."""
     for group in GROUPS:
-        if columns % group == 0:
+        if columns % group == 0 and (group <= 32 or columns >= NARROW):
             return group
     raise ConfigError(
         f"int4 can't pack a weight with {columns} input features",
