@@ -19,7 +19,7 @@ from core.gateway.answers.responses import ResponseWording
 from core.gateway.answers.wording import Wording
 from core.gateway.bridge import Bridge
 from core.gateway.dialects.dialect import Dialect, Wishes, template_options
-from core.gateway.dialects.template import Template
+from core.gateway.dialects.template import template_of
 from core.gateway.dialects.thinking import Thinking
 from core.gateway.errors import MODEL_NOT_FOUND, RETRY_AFTER
 from core.gateway.openapi import DOCUMENTED, Documentation
@@ -74,7 +74,7 @@ class Gateway:
 
     async def dialect(self, wishes: Wishes) -> Dialect:
         """Raises RequestError for wishes that the model can't honour, NotReady before it is open."""
-        template = Template((await self.card()).chat_template)
+        template = template_of((await self.card()).chat_template)
         options = template_options(template, wishes)
         thinking = await self._thinking(options) if template.thinks else Thinking.NONE
         return Dialect(template, wishes, options, thinking)

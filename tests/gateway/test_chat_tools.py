@@ -295,6 +295,11 @@ BAD_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x"}}
         (HERMES, {"response_format": BAD_SCHEMA}, "response_format.json_schema.schema"),
         (HERMES, {"reasoning_effort": "low"}, "reasoning_effort"),
         (HERMES, {"reasoning_effort": "immense"}, "reasoning_effort"),
+        (
+            QWEN3,
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            "reasoning_effort",
+        ),
         (HERMES, {"functions": [{"name": "f"}]}, "functions"),
         (HERMES, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         (HERMES, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),

@@ -223,3 +223,25 @@ def test_ids_differ_and_are_such_as_the_template_takes() -> None:
 )
 def test_the_form_is_read_off_the_template(template: str, form: Form | None) -> None:
     assert form_of(template) == form
+
+
+WORDS = r"""
+    <tool_call> </tool_call> <|python_tag|> [TOOL_CALLS] [ARGS] [CALL_ID]ab [ ] , ; { } {} }} " \ a 1 < : get_time "name":
+    {"name":"get_time","arguments":{ "parameters":{ {"name":"get_time","parameters":"{}"} "type":"function",
+"""
+FRAGMENTS = [*WORDS.split(), " ", "\n"]
+
+
+@pytest.mark.parametrize("form", [HERMES, LLAMA, MISTRAL])
+@pytest.mark.parametrize("forced", [False, True])
+def test_whatever_is_written_reads_the_same_wherever_it_is_cut(form: Form, forced: bool) -> None:
+    chance = random.Random(7)
+    for _ in range(300):
+        text = "".join(chance.choices(FRAGMENTS, k=chance.randint(1, 14)))
+        whole = told(read(CallReader(form, NAMES, forced=forced), [text]))
+        assert whole[1] or whole[0] == text
+        for _ in range(3):
+            places = [0, *sorted(chance.choices(range(len(text)), k=5)), len(text)]
+            pieces = [text[a:b] for a, b in pairwise(places)]
+            assert told(read(CallReader(form, NAMES, forced=forced), pieces)) == whole, pieces
+        assert told(read(CallReader(form, NAMES, forced=forced), list(text))) == whole, text

@@ -10,7 +10,8 @@ from typing import Any
 from core.gateway.dialects.forms import Form
 from core.gateway.dialects.pieces import CallArguments, CallBegins, Content, Piece, settled
 
-_STRING = r'"(?:[^"\\]|\\.)*"'
+_STRING = r'"(?:[^"\\]|\\.){0,200}"'
+"""A key or a name: no longer than that, or an unfinished one would be read again with each piece of it."""
 _HEAD = re.compile(
     rf'\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)',
     re.DOTALL,

@@ -53,6 +53,10 @@ def template_options(template: Template, wishes: Wishes) -> dict[str, Any]:
             param=wishes.effort_field,
             code="unsupported_parameter",
         )
+    if any(wishes.options.get(name, value) != value for name, value in effort.items()):
+        raise RequestError(
+            f"'{wishes.effort_field}' and 'chat_template_kwargs' say different things", param=wishes.effort_field
+        )
     return {**effort, **wishes.options}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from core.gateway.dialects.forms import Form, form_of
 from core.gateway.dialects.thinking import CLOSE, OPEN
@@ -11,6 +12,12 @@ _QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 _CODE = re.compile(rf"\{{[%{{]((?:{_QUOTED}|[^'\"])*?)[%}}]\}}", re.DOTALL)
 _STRINGS = re.compile(_QUOTED, re.DOTALL)
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
+
+
+@lru_cache(4)
+def template_of(source: str | None) -> Template:
+    """Reading one takes milliseconds; a server has one model."""
+    return Template(source)
 
 
 class Template:
