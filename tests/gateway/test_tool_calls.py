@@ -226,8 +226,8 @@ def test_the_form_is_read_off_the_template(template: str, form: Form | None) -> 
 
 
 WORDS = r"""
-    <tool_call> </tool_call> <|python_tag|> [TOOL_CALLS] [ARGS] [CALL_ID]ab [ ] , ; { } {} }} " \ a 1 < : get_time "name":
-    {"name":"get_time","arguments":{ "parameters":{ {"name":"get_time","parameters":"{}"} "type":"function",
+    <tool_call> </tool_call> <|python_tag|> [TOOL_CALLS] [ARGS] [CALL_ID]ab [ ] , ; { } {} }} " \ a 1 < : get_time
+    "name": {"name":"get_time","arguments":{ "parameters":{ {"name":"get_time","parameters":"{}"} "type":"function",
 """
 FRAGMENTS = [*WORDS.split(), " ", "\n"]
 
