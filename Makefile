@@ -7,10 +7,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
+INSTALLED_PACKAGE := $(VENV)/.installed-package
 BENCHMARKS := $(filter-out benchmarks/_% benchmarks/cuda.py benchmarks/llama_cpp.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types bench clean
+.PHONY: help demo test lint types package bench clean
 
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -28,8 +29,12 @@ $(INSTALLED_DEV): pyproject.toml constraints.txt
 	$(call install,.[dev])
 	@touch $(INSTALLED) $@
 
+$(INSTALLED_PACKAGE): pyproject.toml constraints.txt
+	$(call install,.[package])
+	@touch $(INSTALLED) $@
+
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(INSTALLED) ## a cluster on this machine that answers a prompt; make demo ARGS="--help" shows its options
 	@$(BIN)/core demo $(ARGS)
@@ -43,6 +48,10 @@ lint: $(INSTALLED_DEV) ## ruff: lint and format
 
 types: $(INSTALLED_DEV) ## mypy, strict
 	@$(BIN)/mypy
+
+package: $(INSTALLED_PACKAGE) ## the tray app as a folder that needs no Python, in dist/, and proof that it serves
+	@$(BIN)/pyinstaller --noconfirm --log-level WARN packaging/core-node.spec
+	@$(BIN)/python packaging/smoke.py dist/core-node/core-node
 
 bench: $(INSTALLED_DEV) ## the scripts in benchmarks/ that need no GPU and no other engine: each prints the figures that it measured
 	@set -e; for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script; done

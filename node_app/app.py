@@ -191,6 +191,8 @@ class App:
         return "paused by its user" if self.settings.paused else self._verdict.reason
 
     def _publish(self) -> None:
+        if self._quit.is_set():
+            return
         facts = Facts(
             cluster=str(self.settings.joined or ""),
             pause=self._pause_reason(),

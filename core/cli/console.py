@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from enum import StrEnum
 
 import trio
@@ -36,22 +36,29 @@ def set_up_logging(level: str) -> None:
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Runs `main` in trio until it ends, or until SIGTERM or Ctrl-C, either of which cancels it cleanly."""
-    trio.run(_until_signalled, main)
+def run(main: Callable[[], Awaitable[None]], *, end: Callable[[], None] | None = None) -> None:
+    """Runs `main` in trio until it ends, or until SIGTERM or Ctrl-C, either of which cancels it cleanly.
+
+    With `end`, the first signal calls that, and it is the second which cancels.
+    """
+    trio.run(_until_signalled, main, end)
 
 
-async def _until_signalled(main: Callable[[], Awaitable[None]]) -> None:
+async def _until_signalled(main: Callable[[], Awaitable[None]], end: Callable[[], None] | None) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_on_signal, signals, nursery.cancel_scope)
+            nursery.start_soon(_heed, signals, end, nursery.cancel_scope)
             await main()
             nursery.cancel_scope.cancel()
 
 
-async def _cancel_on_signal(signals: object, scope: trio.CancelScope) -> None:
-    async for _ in signals:  # type: ignore[attr-defined]
-        scope.cancel()
+async def _heed(signals: AsyncIterator[int], end: Callable[[], None] | None, scope: trio.CancelScope) -> None:
+    async for _ in signals:
+        if end is None:
+            scope.cancel()
+        else:
+            end()
+            end = None
 
 
 class Bars:

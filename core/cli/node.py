@@ -16,6 +16,10 @@ from core.cli.console import Bars, gigabytes, run, set_up_logging
 from core.cli.joining import find_membership
 from core.cli.options import CacheDir, Device, LogLevel, StateDirectory, Threads, TransportName
 
+PATIENCE_SECONDS = 10.0
+"""What a node that is to end gives the generations that run on it."""
+_log = logging.getLogger(__name__)
+
 
 def node(
     join: Annotated[
@@ -49,7 +53,7 @@ def node(
     set_up_logging(log_level)
     from core.node.agent import run_node
     from core.node.settings import NodeSettings
-    from core.node.state import Activity
+    from core.node.state import Activity, Duty
     from core.plugins import PluginHost
     from core.trust.serving import DEFAULT_PORT
     from core.trust.state_dir import StateDir
@@ -69,8 +73,12 @@ def node(
         peer_host=peer_host,
     )
     if work_dir is not None:
-        logging.getLogger(__name__).warning("--work-dir is reserved: nothing is written there yet")
-    plugins = PluginHost.installed()
+        _log.warning("--work-dir is reserved: nothing is written there yet")
+    plugins, duty = PluginHost.installed(), Duty()
+
+    def leave() -> None:
+        _log.info("leaving: what runs here is finished first, within %g s; once more ends it at once", PATIENCE_SECONDS)
+        duty.leave("its user ended it", PATIENCE_SECONDS)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
@@ -81,9 +89,10 @@ def node(
                 def show(activity: Activity) -> None:
                     bars.show({f"{activity.detail} layers": activity.progress} if activity.progress else {})
 
-                await run_node(settings, plugins, Activity(on_change=show))
+                await run_node(settings, plugins, Activity(on_change=show), duty)
+            nursery.cancel_scope.cancel()
 
-    run(main)
+    run(main, end=leave)
 
 
 async def _end_with_stdin(scope: trio.CancelScope) -> None:

@@ -48,15 +48,32 @@ async def test_a_signal_ends_coordinator_and_nodes_while_a_stream_is_open(
         assert "Traceback" not in program.output, program
 
 
-async def test_a_node_that_is_asked_to_end_mid_answer_ends_and_the_answer_says_so(
-    model: Path, streaming: Streaming
-) -> None:
+async def test_a_node_that_is_asked_to_end_finishes_the_answer_first(model: Path, streaming: Streaming) -> None:
+    with trio.fail_after(SECONDS):
+        async with open_cluster(model) as cluster:
+            node = await cluster.start_node("mine")
+            await cluster.wait_ready()
+            async with streaming(cluster, ENDLESS, max_tokens=100) as events:
+                await anext(events)
+                await cluster.send_signal("mine", signal.SIGTERM)
+                last = [event async for event in events][-1]
+            assert last["choices"][0]["finish_reason"] == "length"
+            assert await node.wait(SOON) == 0
+            await cluster.wait_until(lambda status: not status["nodes"])
+    assert "it left: its user ended it" in cluster.programs[0].output
+    for program in cluster.programs:
+        assert "Traceback" not in program.output, program
+
+
+async def test_a_node_that_is_asked_twice_ends_and_the_answer_says_so(model: Path, streaming: Streaming) -> None:
     with trio.fail_after(SECONDS):
         async with open_cluster(model) as cluster:
             node = await cluster.start_node("mine")
             await cluster.wait_ready()
             async with streaming(cluster, ENDLESS, max_tokens=4000) as events:
                 await anext(events)
+                await cluster.send_signal("mine", signal.SIGTERM)
+                await node.printed("once more ends it at once")
                 await cluster.send_signal("mine", signal.SIGTERM)
                 last = [event async for event in events][-1]
             assert await node.wait(SOON) == 0

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from core.node.state import Activity
 from node_app import logs
+from node_app.gpu import gpu_meter
 from node_app.shown import Facts, status_of
 from node_app.status import State
 from node_app.tally import WINDOW, Tally
@@ -126,3 +130,58 @@ def test_memory_is_that_of_what_is_held_now() -> None:
     assert (status.memory, status.model) == (13, "tiny")
     activity.become("spare")
     assert (status_of(activity, JOINED).memory, status_of(activity, JOINED).model) == (0, "")
+
+
+class FakeNvml:
+    """Two GPUs: this process and another on the first, nobody lately on the second."""
+
+    class NVMLError(Exception):
+        pass
+
+    class NVMLError_NotFound(NVMLError):
+        pass
+
+    def __init__(self, *, works: bool = True) -> None:
+        self.works = works
+        self.asked: list[int] = []
+
+    def nvmlInit(self) -> None:
+        if not self.works:
+            raise self.NVMLError("no driver")
+
+    def nvmlShutdown(self) -> None:
+        self.works = False
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetProcessUtilization(self, index: int, since: int) -> list[SimpleNamespace]:
+        if index == 1:
+            raise self.NVMLError_NotFound("none")
+        self.asked.append(since)
+        other = os.getpid() + 1
+        return [
+            SimpleNamespace(pid=other, timeStamp=20, smUtil=30),
+            SimpleNamespace(pid=other, timeStamp=10, smUtil=90),
+            SimpleNamespace(pid=os.getpid(), timeStamp=15, smUtil=60),
+        ]
+
+
+def test_what_others_use_of_a_gpu_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    with gpu_meter() as others:
+        assert others() == 30
+        assert others() == 30
+    assert fake.asked == [0, 20], "samples are asked for once"
+    assert not fake.works
+
+
+def test_without_a_gpu_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (FakeNvml(works=False), None):
+        monkeypatch.setitem(sys.modules, "pynvml", module)
+        with gpu_meter() as others:
+            assert others() is None
