@@ -94,29 +94,25 @@ def main() -> None:
     print(machine())
     plugins = PluginHost.installed()
     precisions = [Precision(quantizer, dtype, dtype) for quantizer in plugins.quantizers.values() for dtype in DType]
-    operations: defaultdict[DType, float] = defaultdict(float)
-    layers: defaultdict[DType, float] = defaultdict(float)
-    for precision in precisions:
-        dtype = precision.compute
-        for usual, other in apart(partial(run_operations, precision, CPU)):
+    worst: dict[DType, dict[float, float]] = {dtype: defaultdict(float) for dtype in DType}
+
+    def compare(dtype: DType, run: Callable[[], Results]) -> None:
+        for usual, other in apart(run):
             for name in usual:
-                operations[dtype] = max(operations[dtype], float(row_errors(other[name], usual[name]).max()))
+                error, allowed = BOUNDS[dtype].judge(name, row_errors(other[name], usual[name]))
+                worst[dtype][allowed] = max(worst[dtype][allowed], float(error))
+
+    for precision in precisions:
+        compare(precision.compute, partial(run_operations, precision, CPU))
     with tempfile.TemporaryDirectory() as root:
         for path in models(Path(root)):
             with Model.open(Source(str(path)), plugins) as model:
                 for precision in precisions:
-                    dtype = precision.compute
                     for layer in sorted({0, 1, model.spec.layers // 2, model.spec.layers - 1}):
-                        for usual, other in apart(partial(run_layer, model, layer, precision, CPU)):
-                            for name in usual:
-                                error = float(row_errors(other[name], usual[name]).median())
-                                layers[dtype] = max(layers[dtype], error)
-    for dtype in DType:
-        bound = BOUNDS[dtype]
-        print(
-            f"{dtype}  an operation {operations[dtype]:.0e} (bound {bound.operation:.0e})"
-            f"  a layer {layers[dtype]:.0e} (bound {bound.layer:.0e})"
-        )
+                        compare(precision.compute, partial(run_layer, model, layer, precision, CPU))
+    for dtype, bound in BOUNDS.items():
+        for what, allowed in (("products", bound.product), ("other operations", bound.other), ("layers", bound.layer)):
+            print(f"{dtype}  {what:16}  {worst[dtype][allowed]:.0e}  of {allowed:.0e} that are allowed")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,10 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def path(self, file: str) -> Path | None:
-        """Where one of its files lies on this machine; None where it doesn't."""
+        """Where one of its files lies on this machine; None where it doesn't, and for what is none of its files.
+
+        The name may have come from another machine.
+        """
 
     @abstractmethod
     def fetch(self, names: Collection[str], progress: Progress | None = None) -> None:

@@ -102,7 +102,8 @@ class SafetensorsCheckpoint(Checkpoint):
             return dict(zip(names, pool.map(self._files.info, names), strict=True))
 
     def path(self, file: str) -> Path | None:
-        return self._files.cached(file)
+        known = file in BESIDE_WEIGHTS or file in self._file_of.values()
+        return self._files.cached(file) if known else None
 
     def fetch(self, names: Collection[str], progress: Progress | None = None) -> None:
         scales = [self._scales[name] for name in names if name in self._scales]

@@ -217,6 +217,14 @@ def test_a_file_that_shrinks_after_reading(tiny: Path) -> None:
     assert torch.equal(tensor, expected)
 
 
+@pytest.mark.parametrize("name", ["../config.json", "/etc/hostname", "notes.txt", ""])
+def test_only_its_own_files_have_a_path(tiny: Path, name: str) -> None:
+    (tiny / "notes.txt").write_text("mine")
+    checkpoint = opened(tiny)
+    assert checkpoint.path("config.json") == tiny / "config.json"
+    assert checkpoint.path(name) is None
+
+
 def test_tensor_that_is_not_there(tiny: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no tensor model\.layers\.9"):
         opened(tiny).read("model.layers.9")
