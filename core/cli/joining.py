@@ -25,9 +25,9 @@ def find_membership(join: str | None, host: str | None, port: int | None, state:
     from core.trust.addresses import is_this_machine
     from core.trust.cluster import Membership
 
-    link = read_link(join)
-    if link is None and host is not None and is_this_machine(host):
+    if join is None and host is not None and is_this_machine(host):
         return None
+    link = read_link(join)
     membership = Membership.join(link, state) if link is not None else Membership.remembered(state)
     if membership is not None:
         membership.at(host, port)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -84,6 +85,21 @@ class Seats:
 
 class Full(Exception):
     """There is no seat for this connection now."""
+
+
+class Seldom:
+    """Lets through one of many: a log must not be filled by whoever is refused."""
+
+    def __init__(self, seconds: float, now: Callable[[], float] = trio.current_time) -> None:
+        self._seconds = seconds
+        self._now = now
+        self._next = -math.inf
+
+    def __call__(self) -> bool:
+        if self._now() < self._next:
+            return False
+        self._next = self._now() + self._seconds
+        return True
 
 
 @dataclass(slots=True)

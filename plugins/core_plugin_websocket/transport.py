@@ -15,11 +15,13 @@ from core_plugin_websocket import tls
 from core_plugin_websocket.channel import MAX_MESSAGE, Connection, WebSocketChannel
 from core_plugin_websocket.failures import address, connect_failed, listen_failed
 from core_plugin_websocket.handshake import accept_client, greet_server
-from core_plugin_websocket.seats import Full, Limits, Seats
+from core_plugin_websocket.seats import Full, Limits, Seats, Seldom
 
 logger = logging.getLogger(__name__)
 
 LIMITS = Limits()
+SECONDS_BETWEEN_REFUSALS = 10.0
+"""In the log, for those that had no seat."""
 MAX_PORT = 65_535
 
 
@@ -45,7 +47,7 @@ class TrioWebsocketTransport(Transport):
         credentials: Credentials | None = None,
         task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        seats = Seats(self._limits)
+        seats, worth_a_line = Seats(self._limits), Seldom(SECONDS_BETWEEN_REFUSALS)
 
         async def admit(stream: trio.SocketStream) -> None:
             try:
@@ -56,7 +58,12 @@ class TrioWebsocketTransport(Transport):
                 with seats.seat(host) as settle:
                     await self._serve(stream, address(host, port), handler, credentials, settle)
             except Full as full:
-                logger.warning("a connection from %s was refused: %s", host, full)
+                logger.log(
+                    logging.WARNING if worth_a_line() else logging.DEBUG,
+                    "a connection from %s was refused: %s",
+                    host,
+                    full,
+                )
 
         listeners = await _bind(host, port)
         async with trio.open_nursery() as nursery:

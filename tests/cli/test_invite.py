@@ -131,6 +131,11 @@ def test_where_a_node_finds_its_cluster(tmp_path: Path, monkeypatch: pytest.Monk
     assert joined is not None
     joined.welcomed()
     assert find_membership(None, "127.0.0.1", None, state) is None
+    with monkeypatch.context() as patch:
+        patch.setenv(JOIN, str(LINK))
+        assert find_membership(None, "127.0.0.1", None, state) is None, (
+            "a coordinator's own nodes inherit its environment"
+        )
     for host, port, expected in [
         (None, None, (("192.168.1.50",), 7001)),
         ("10.0.0.7", None, (("10.0.0.7",), 7001)),
