@@ -34,6 +34,12 @@ def api_settings(key_file: Path | None, allow_anonymous: bool, origins: list[str
     return ApiSettings(keys, allow_anonymous, tuple(origins))
 
 
+def own_headers() -> dict[str, str]:
+    """What commands that ask the API send along: the first key of the environment."""
+    key, *_ = [*os.environ.get(KEY_VARIABLE, "").split(), ""]
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
 def _read(path: Path) -> str:
     try:
         return path.expanduser().read_text(encoding="utf-8")

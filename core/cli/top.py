@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from core.cli.api_options import own_headers
 from core.cli.console import run, show_bytes
 from core.cli.options import ApiUrl
 from core.errors import ConfigError, CoreError
@@ -31,9 +31,7 @@ def top(
 
 
 async def _watch(url: str, once: bool) -> None:
-    key = os.environ.get("CORE_API_KEY")
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT_SECONDS) as client:
+    async with httpx.AsyncClient(base_url=url, headers=own_headers(), timeout=TIMEOUT_SECONDS) as client:
         first = view(await _status(client))
         if once:
             Console().print(first)

@@ -157,7 +157,12 @@ async def completions(request: AnyRequest) -> ASGIApp:
 
 
 async def _text(gateway: Gateway, prompt: str | tuple[int, ...]) -> str:
-    return prompt if isinstance(prompt, str) else await gateway.bridge.call(gateway.engine.detokenize, prompt)
+    if isinstance(prompt, str):
+        return prompt
+    try:
+        return await gateway.bridge.call(gateway.engine.detokenize, prompt)
+    except RequestError as error:
+        raise RequestError(error.title, error.message, error.hint, param="prompt", code=error.code) from error
 
 
 @post("/tokenize", status_code=200, opt={DOCUMENTED: Documentation(Tokenized, TokenizeBody)})

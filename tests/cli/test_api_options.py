@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from core.cli.api_options import api_settings
+from core.cli.api_options import api_settings, own_headers
 from core.errors import ConfigError
 
 
@@ -51,3 +51,9 @@ def test_what_is_no_origin_is_refused(origin: str) -> None:
 def test_origins_are_taken() -> None:
     origins = ["https://chat.example", "http://localhost:3000", "*"]
     assert api_settings(None, False, origins).cors_origins == tuple(origins)
+
+
+def test_commands_send_the_first_key_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert own_headers() == {}
+    monkeypatch.setenv("CORE_API_KEY", "one\ntwo\n")
+    assert own_headers() == {"authorization": "Bearer one"}

@@ -126,6 +126,11 @@ async def test_a_prompt_of_token_ids_is_echoed_as_its_text(client: httpx.AsyncCl
     assert [choice["text"] for choice in choices] == ["hiyesé!", "oyesé!"]
 
 
+async def test_a_prompt_with_unknown_tokens_cannot_be_echoed(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/completions", json={**COMPLETION, "prompt": [1000], "echo": True})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+
+
 async def test_a_harness_that_scores_prompts_is_served(client: httpx.AsyncClient, engine: Any) -> None:
     """As lm-eval's local-completions asks: token ids, echo, one token, its alternatives by name."""
     engine.script = [Delta("y", 1, "length", (token(b"y", -0.1, token(b"y", -0.1)),))]
