@@ -169,6 +169,14 @@ async def test_no_more_than_one_call_where_they_may_not_be_parallel(client: http
     assert len(choice["message"]["tool_calls"]) == 1
 
 
+async def test_a_model_that_can_be_told_of_one_call_makes_one(client: httpx.AsyncClient, engine: Any) -> None:
+    engine.chat_template = LLAMA
+    call = '{"name": "now", "parameters": {}}'
+    says(engine, f"{call}; {call}")
+    (choice,) = (await client.post("/v1/chat/completions", json=CHAT)).json()["choices"]
+    assert (len(choice["message"]["tool_calls"]), choice["message"]["content"]) == (1, None)
+
+
 class Weather(BaseModel):
     city: str
 

@@ -57,12 +57,6 @@ CALLS: list[tuple[Form, str, str, list[tuple[str, Any]]]] = [
     (LLAMA, f"<|python_tag|>{llama('get_weather', NESTED)}", "", [("get_weather", NESTED)]),
     (LLAMA, f'{{"type": "function", "name": "get_time", "parameters": {PARIS}}}', "", [("get_time", PARIS)]),
     (LLAMA, f"Well:\n<|python_tag|>{llama('get_time', '{}')}", "Well:", [("get_time", "{}")]),
-    (
-        LLAMA,
-        f"{llama('get_weather', PARIS)}; {llama('get_time', '{}')}",
-        "",
-        [("get_weather", PARIS), ("get_time", "{}")],
-    ),
     (MISTRAL, mistral(("get_weather", NESTED)), "", [("get_weather", NESTED)]),
     (
         MISTRAL,

@@ -73,6 +73,7 @@ class Dialect:
                 code="unsupported_parameter",
             )
         self._form = template.form if wishes.functions else None
+        self._one = wishes.one or (self._form is not None and self._form.single)
         self._wishes = wishes
         self._options = options
         self._thinking = thinking
@@ -83,7 +84,7 @@ class Dialect:
         """The request's field whose wishes the grammar is for, if there is one."""
         if self._grammar is None:
             return None
-        return self._wishes.schema_field if self._wishes.schema is not None else "tools"
+        return "tools" if self._wishes.schema is None or self._wishes.required else self._wishes.schema_field
 
     def ask(self, request: GenerationRequest) -> GenerationRequest:
         """The request of a conversation, with the functions on offer and the grammar that the wishes need."""
@@ -101,13 +102,13 @@ class Dialect:
             thoughts = ThoughtReader(opened=self._thinking is Thinking.OPENED)
         if self._form is not None:
             names = [function.name for function in self._wishes.functions]
-            calls = CallReader(self._form, names, one=self._wishes.one, forced=self._wishes.required)
+            calls = CallReader(self._form, names, one=self._one, forced=self._wishes.required)
         return Reader(thoughts, calls)
 
     def _held_to(self) -> Grammar | None:
         wishes, form, thinking = self._wishes, self._form, self._thinking
         if form is not None and wishes.required:
-            return calls_only(form, wishes.functions, thinking, one=wishes.one)
+            return calls_only(form, wishes.functions, thinking, one=self._one)
         if form is not None and wishes.schema is not None:
             if form.bare:
                 raise RequestError(
@@ -116,9 +117,9 @@ class Dialect:
                     'ask for one of them, or set \'tool_choice\' to "none" or "required"',
                     param=wishes.schema_field,
                 )
-            return answer_or_calls(wishes.schema, form, wishes.functions, thinking, one=wishes.one)
+            return answer_or_calls(wishes.schema, form, wishes.functions, thinking, one=self._one)
         if wishes.schema is not None:
             return answer_only(wishes.schema, thinking)
         if form is not None and any(function.strict for function in wishes.functions):
-            return strict_calls(form, wishes.functions, one=wishes.one)
+            return strict_calls(form, wishes.functions, one=self._one)
         return None

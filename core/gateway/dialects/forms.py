@@ -14,7 +14,8 @@ class Form:
     """`open`, a JSON object with the function's name and its arguments, and `close`.
 
     `separator` stands between the objects that share an `open`, which are a JSON list where `bracket`. `arguments` is
-    their key for the arguments. Where `bare`, an object that begins the text is a call without any marker. With
+    their key for the arguments. Where `bare`, an object that begins the text is a call without any marker. A `single`
+    form's templates take one call in a message, so that more can't be told to the model afterwards. With
     `named`, a call may be the function's name, this mark (or not even that) and the arguments instead; `prefers_named`
     says that it is.
     """
@@ -25,6 +26,7 @@ class Form:
     arguments: str = "arguments"
     bracket: bool = False
     bare: bool = False
+    single: bool = False
     named: str = ""
     prefers_named: bool = False
     short_ids: bool = False
@@ -39,7 +41,7 @@ class Form:
 HERMES = Form("<tool_call>", "</tool_call>")
 """Nous Hermes 2 and 3, Qwen 2.5, Qwen 3."""
 
-LLAMA = Form("<|python_tag|>", separator=";", arguments="parameters", bare=True)
+LLAMA = Form("<|python_tag|>", arguments="parameters", bare=True, single=True)
 """Llama 3.1 to 3.3."""
 
 MISTRAL = Form("[TOOL_CALLS]", "]", separator=",", bracket=True, named="[ARGS]", short_ids=True)

@@ -94,8 +94,10 @@ def _calls(form: Form, *, one: bool) -> str:
         first, more = "call", f"({open} call)*"
     elif form.separator:
         first, more = "call", f"(ws {_literal(form.separator)} ws call)*"
-    else:
+    elif form.close:
         first, more = f"call ws {close}", f"(ws {open} ws call ws {close})*"
+    else:
+        first, more = "call", ""
     calls = first if one else f"{first} {more}"
     return f'"[" {calls} "]"' if form.bracket and not form.prefers_named else calls
 
