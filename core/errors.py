@@ -50,6 +50,10 @@ class TrustError(CoreError):
     """A peer that is no member, or not the one that it should be."""
 
 
+class NoMulticast(CoreError):
+    """Multicast DNS does not work on this machine or its network."""
+
+
 class ChannelClosed(CoreError):
     """A connection that ended: closed by the peer, cut, or silent for too long."""
 

@@ -47,19 +47,20 @@ ROOMS = {
     "hub.py": Room.of(SEAMS, "huggingface_hub"),
     "parity.py": Room.of(f"{SEAMS} blocks runtime", "torch"),
     "trust": Room.of(f"{SEAMS} trust", "cryptography filelock msgspec platformdirs psutil"),
+    "discovery": Room.of(f"{SEAMS} discovery trust", "trio zeroconf"),
     "runtime": Room.of(
         f"{SEAMS} plugins runtime",
         "jinja2 llguidance msgspec numpy outcome platformdirs psutil torch transformers trio",
     ),
     "gateway": Room.of(f"{SEAMS} gateway core", "litestar msgspec prometheus_client trio uvicorn"),
     "coordinator": Room.of(
-        f"{SEAMS} coordinator link parity plugins protocol runtime trust core", "msgspec psutil torch trio"
+        f"{SEAMS} coordinator discovery link parity plugins protocol runtime trust core", "msgspec psutil torch trio"
     ),
     "node": Room.of(f"{SEAMS} node link parity plugins protocol runtime trust core", "msgspec psutil torch trio"),
     "cli": Room(ANY, ANY),
     "testing": Room(ANY, ANY),
 }
-APP = Room.of("core errors node plugins trust", "filelock h11 msgspec platformdirs psutil trio")
+APP = Room.of("core discovery errors node plugins trust", "filelock h11 msgspec platformdirs psutil trio")
 APP_FILES = {"pictures.py": Room.of("", "PIL"), "tray.py": Room.of("", "pystray"), "gpu.py": Room.of("", "pynvml")}
 PLUGIN_SURFACE = {"core", "core.blocks", "core.hub", "core.errors"}
 SINGLE_HOMES = {
@@ -70,6 +71,7 @@ SINGLE_HOMES = {
     "trio_websocket": ("plugins/core_plugin_websocket/",),
     "wsproto": ("plugins/core_plugin_websocket/",),
     "llguidance": ("core/runtime/grammar.py",),
+    "zeroconf": ("core/discovery/multicast.py",),
     "transformers": ("core/runtime/tokenizer.py", "core/testing/", "plugins/"),
 }
 

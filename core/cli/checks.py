@@ -89,6 +89,25 @@ def ports(wanted: dict[int, str] | None = None) -> Iterator[Finding]:
             yield Finding(Verdict.OK, f"port {port}", "free")
 
 
+def multicast() -> Iterator[Finding]:
+    """Whether clusters on the local network can be found, by each of this machine's addresses."""
+    from core.discovery.check import hear_oneself
+    from core.errors import NoMulticast
+    from core.trust.addresses import reachable
+
+    hint = "clusters are not found by themselves from here; an invite, or --cluster-host with an address, always works"
+    addresses = [address for address in reachable() if ":" not in address]
+    if not addresses:
+        yield Finding(Verdict.WARN, "multicast", "this machine has no IPv4 address that others could reach", hint)
+    for address in addresses:
+        try:
+            hear_oneself(address)
+        except NoMulticast as error:
+            yield Finding(Verdict.WARN, "multicast", f"{error.title}: {error.message}", hint)
+        else:
+            yield Finding(Verdict.OK, "multicast", f"{address} hears what it sends")
+
+
 def plugins() -> Iterator[Finding]:
     """Whether each installed plugin loads."""
     from core.plugins import PluginHost
@@ -165,7 +184,7 @@ def disk() -> Iterator[Finding]:
 
 
 Check = Callable[[], Iterator[Finding]]
-CHECKS: tuple[Check, ...] = (torch_build, devices, quantizers, ports, plugins, dependencies, hub, disk)
+CHECKS: tuple[Check, ...] = (torch_build, devices, quantizers, ports, multicast, plugins, dependencies, hub, disk)
 
 
 def examine(checks: tuple[Check, ...] = CHECKS) -> Iterator[Finding]:

@@ -83,6 +83,9 @@ def serve(
         list[str] | None,
         typer.Option(metavar="HOST", help="Where invites lead, instead of to this machine's addresses; repeatable."),
     ] = None,
+    announce: Annotated[
+        bool, typer.Option(help="Be found on the local network by those who look for a cluster to join.")
+    ] = True,
     state_dir: StateDirectory = None,
     log_level: LogLevel = "info",
 ) -> None:
@@ -119,6 +122,7 @@ def serve(
         planner=planner,
         state_dir=state_dir,
         advertise=tuple(advertise or ()),
+        announce=announce,
     )
 
     async def main() -> None:

@@ -26,21 +26,25 @@ from core.coordinator.session import Session
 from core.coordinator.settings import CoordinatorSettings
 from core.coordinator.supervisor import Supervisor
 from core.coordinator.telemetry import Telemetry, gauge, status_of
+from core.discovery.advert import Advert
+from core.discovery.multicast import keep_announcing
 from core.errors import ConfigError
 from core.interfaces.checkpoint import Progress
 from core.interfaces.engine import ClusterStatus
 from core.interfaces.telemetry import KVStatus, Metric
 from core.plugins import PluginHost
 from core.protocol.codec import Packet
-from core.protocol.messages import Leave
+from core.protocol.messages import PROTOCOL_VERSION, Leave
 from core.runtime.compute import ComputeThread, open_compute_thread
 from core.runtime.device import default_threads, free_memory, pick, torch_dtype
 from core.runtime.grammar import Grammars
 from core.runtime.manifest import Manifest
 from core.runtime.model import Model, Precision, choose_wire
 from core.runtime.tokenizer import Tokenizer
+from core.trust.identity import Identity
 from core.trust.serving import Serving
 
+_log = logging.getLogger(__name__)
 LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where this machine itself dials what listens on all its addresses."""
 
@@ -94,7 +98,10 @@ class Live:
                 server = NodeServer(self._members, self, door)
                 listen = partial(self._transport.listen, settings.node_host, settings.node_port, server.serve)
                 port: int = await nursery.start(partial(listen, credentials=door.credentials))
-                await door.announce(Serving(port, settings.advertise or _advertised(settings.node_host)))
+                place = Serving(port, settings.advertise or _advertised(settings.node_host))
+                await door.announce(place)
+                if settings.announce and door.identity is not None:
+                    nursery.start_soon(self._be_found, place, door.identity)
                 nursery.start_soon(door.watch, self._members)
                 if settings.local_nodes:
                     nursery.start_soon(run_local_nodes, *self._local_command(port))
@@ -102,6 +109,15 @@ class Live:
                 await end.wait()
                 await self._members.say_goodbye(Leave("its host ended it"))
                 nursery.cancel_scope.cancel()
+
+    async def _be_found(self, place: Serving, identity: Identity) -> None:
+        try:
+            hosts = await trio.to_thread.run_sync(place.reachable_hosts)
+        except ConfigError as error:
+            _log.warning("this cluster can't be found on the local network: %s", error)
+            return
+        name = self._settings.served_model_name
+        await keep_announcing(Advert(name, hosts, place.port, identity.fingerprint, PROTOCOL_VERSION))
 
     async def run(self) -> None:
         settings = self._settings

@@ -18,6 +18,7 @@ class CoordinatorSettings:
     allow. `prefix_cache`: ended sessions' caches stay for prompts that begin alike.
     `local_nodes` are started beside the coordinator, and share this machine's memory among them. `state_dir` None: the
     system's place for it. `advertise`: hosts for invites, none for this machine's own addresses.
+    `announce`: who is on the local network may find the cluster, where nodes can join from beyond this machine.
     """
 
     source: Source
@@ -42,3 +43,4 @@ class CoordinatorSettings:
     planner: str = "balanced"
     state_dir: Path | None = None
     advertise: tuple[str, ...] = ()
+    announce: bool = False
