@@ -40,7 +40,7 @@ ROOMS = {
     "hookspecs.py": Room.of(SEAMS, "pluggy"),
     "interfaces": Room.of(SEAMS, "trio"),
     "plugins.py": Room.of(f"{SEAMS} hookspecs", "pluggy"),
-    "protocol": Room.of(f"{SEAMS} protocol", "msgspec"),
+    "protocol": Room.of(f"{SEAMS} protocol", "msgpack msgspec"),
     "protocol/tensors.py": Room.of(f"{SEAMS} protocol", "msgspec torch"),
     "link.py": Room.of(f"{SEAMS} protocol trust", "trio"),
     "blocks": Room.of(f"{SEAMS} blocks runtime", "torch"),

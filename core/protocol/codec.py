@@ -2,12 +2,14 @@
 
 A frame is the msgpack map {"type", "request_id", "seq", "payload"}. A message whose tensor is larger than `CHUNK_BYTES`
 carries the first bytes itself, and the rest follows in CHUNK frames on the same link, in order, with nothing between.
+msgpack writes; msgspec reads, and checks every field as it does.
 """
 
 from __future__ import annotations
 
 from typing import cast
 
+import msgpack
 import msgspec
 
 from core.errors import ProtocolError
@@ -57,12 +59,10 @@ def fits_one_frame(message: Message) -> bool:
     return not isinstance(message, (Run, HiddenState)) or len(message.hidden.data) <= CHUNK_BYTES
 
 
-_ENCODER = msgspec.msgpack.Encoder()
-
-
 def _frame(message: Message, packet: Packet) -> bytes:
-    envelope = {"type": message.TYPE, "request_id": packet.request_id, "seq": packet.seq, "payload": message}
-    frame = _ENCODER.encode(envelope)
+    payload = msgspec.to_builtins(message, builtin_types=(bytes, memoryview, bytearray))
+    envelope = {"type": message.TYPE, "request_id": packet.request_id, "seq": packet.seq, "payload": payload}
+    frame: bytes = msgpack.packb(envelope)
     if len(frame) > MAX_FRAME_BYTES:
         raise ProtocolError(f"a {message.TYPE} of {len(frame)} bytes is too large to send")
     return frame
