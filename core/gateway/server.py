@@ -6,6 +6,8 @@ import asyncio
 import errno
 import os
 import socket
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
@@ -61,6 +63,10 @@ class _Server(uvicorn.Server):
     def __init__(self, app: ASGIApp, patience: float, on_startup: Callable[[], None]) -> None:
         self._app = app
         self._patience = patience
+        self._busy = Counter[tuple[str, int] | None]()
+        """Requests under way, by client."""
+        self._idle: dict[asyncio.Transport, tuple[float, int]] = {}
+        """Since when, and with how many bytes yet to be read."""
         super().__init__(
             uvicorn.Config(
                 self._answer,
@@ -98,44 +104,65 @@ class _Server(uvicorn.Server):
             async with self._patient(scope):
                 await send(message)
 
-        await self._app(scope, patient_receive, patient_send)
-        for transport in self._transports(scope["client"]):
-            await self._flush(transport)
+        client = scope["client"]
+        self._busy[client] += 1
+        try:
+            await self._app(scope, patient_receive, patient_send)
+        finally:
+            self._busy[client] -= 1
+            if not self._busy[client]:
+                del self._busy[client]
 
     @asynccontextmanager
     async def _patient(self, scope: Scope) -> AsyncIterator[None]:
-        cutting = asyncio.get_running_loop().call_later(self._patience, self._cut, scope["client"])
+        cutting = asyncio.get_running_loop().call_later(self._patience, self._cut_one, scope["client"])
         try:
             yield
         finally:
             cutting.cancel()
 
-    async def _flush(self, transport: asyncio.Transport) -> None:
-        """Cuts the connection once nothing of what is left to write was read for too long."""
-        left = transport.get_write_buffer_size()
-        while left:
-            await asyncio.sleep(self._patience)
-            before, left = left, transport.get_write_buffer_size()
-            if left >= before:
-                transport.abort()
+    async def on_tick(self, counter: int) -> bool:
+        self._cut_idle()
+        return await super().on_tick(counter)
+
+    def _cut_idle(self) -> None:
+        """Cuts connections that for too long had no request under way, and read no more of an answer."""
+        now, idle = time.monotonic(), self._idle
+        self._idle = {}
+        for transport in self._transports():
+            if _peer(transport) not in self._busy:
+                left = transport.get_write_buffer_size()
+                since, before = idle.get(transport, (now, left))
+                self._idle[transport] = (now if left < before else since, left)
+                if now - since > self._patience:
+                    transport.abort()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_startup()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        cutting = asyncio.get_running_loop().call_later(GRACE, self._cut)
+        cutting = asyncio.get_running_loop().call_later(GRACE, self._cut_all)
         await super().shutdown(sockets)
         cutting.cancel()
 
-    def _cut(self, client: tuple[str, int] | None = None) -> None:
-        for transport in self._transports(client):
+    def _cut_one(self, client: tuple[str, int] | None) -> None:
+        for transport in self._transports():
+            if _peer(transport) == client:
+                transport.abort()
+
+    def _cut_all(self) -> None:
+        for transport in self._transports():
             transport.abort()
 
-    def _transports(self, client: tuple[str, int] | None = None) -> list[asyncio.Transport]:
-        """The connection of `client`, if it still is there, or all connections."""
-        transports = [connection.transport for connection in self.server_state.connections]
-        return [each for each in transports if client in (None, each.get_extra_info("peername")[:2])]
+    def _transports(self) -> list[asyncio.Transport]:
+        return [connection.transport for connection in self.server_state.connections]
+
+
+def _peer(transport: asyncio.Transport) -> tuple[str, int] | None:
+    """As a request's scope has it."""
+    name = transport.get_extra_info("peername")
+    return (str(name[0]), int(name[1])) if name else None
 
 
 async def _run(server: uvicorn.Server, listener: socket.socket) -> None:

@@ -165,11 +165,14 @@ async def test_a_client_that_does_not_read_is_cut_off(engine: Any, nursery: trio
         assert engine.sessions == 0
 
 
-async def test_a_client_that_does_not_send_its_body_is_cut_off(engine: Any, nursery: trio.Nursery) -> None:
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", raw(COMPLETION)[:-1]])
+async def test_a_client_that_does_not_send_its_request_is_cut_off(
+    engine: Any, nursery: trio.Nursery, sent: bytes
+) -> None:
     address = await nursery.start(serve_http, engine, "127.0.0.1", 0, ApiSettings(patience=0.05))
     with trio.fail_after(20):
         async with await trio.open_tcp_stream(*address) as stream:
-            await stream.send_all(raw(COMPLETION)[:-1])
+            await stream.send_all(sent)
             assert await stream.receive_some() == b""
 
 
