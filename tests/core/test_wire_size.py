@@ -125,12 +125,13 @@ async def test_no_weights_cross_the_links(model: Path) -> None:
         async with memory_cluster(model, *NODES) as cluster:
             await cluster.ready()
             spent = [sum(map(len, machine.sent)) for machine in machines_of(cluster)]
-    assert sum(spent) < 20_000 < (model / "model.safetensors").stat().st_size / 10
+    weights = (model / "model.safetensors").stat().st_size
+    assert sum(spent) < 150_000 < weights / 2, "what a node proves itself with does not grow with the weights"
 
 
 async def test_an_idle_cluster_sends_heartbeats_alone(model: Path) -> None:
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, *NODES) as cluster:
+        async with memory_cluster(model, *NODES, prefix_cache=False) as cluster:
             await generate_and_settle(cluster)
             for machine in machines_of(cluster):
                 machine.sent.clear()
