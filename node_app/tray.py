@@ -36,9 +36,10 @@ class Tray:
     def __init__(self, perform: Callable[[Action], None], ask: Callable[[], tuple[bool, bool]], version: str) -> None:
         """`ask` tells whether the user paused the node, and whether it starts at login."""
         try:
-            self._pystray = importlib.import_module("pystray")
+            import pystray
         except Exception as error:
             raise NoTray(f"{type(error).__name__}: {error}") from error
+        self._pystray = pystray
         self._perform = perform
         self._ask = ask
         self._version = version
@@ -47,7 +48,6 @@ class Tray:
         self._drawn = 0.0
         self._stopped = False
         self._picture: Image.Image = icon(self._status)
-        pystray = self._pystray
         self._icon = pystray.Icon("core-node", self._picture, tooltip(self._status), pystray.Menu(self._items))
 
     def run(self, ready: Callable[[], None]) -> None:
