@@ -21,6 +21,8 @@ from node_app.status import Action
 
 WATCHDOG_SECONDS = QUIT_SECONDS + 10.0
 """After so long, a process that was told to end is ended; where each of its threads was is in the log."""
+ICON_SECONDS = 2.0
+"""What the icon has left to go, once all else has ended."""
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _PARTS = {Action.JOIN: "join", Action.PAGE: "", Action.LIMITS: "limits", Action.LOGS: "log", Action.ABOUT: "about"}
 _log = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ class Process:
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run_trio, name="trio")
         self._stop_tray: Callable[[], None] = lambda: None
+        self._tray_gone = threading.Event()
+        self._tray_gone.set()
 
     def run(self, *, headless: bool) -> int:
         """The exit status, once the app has ended: by its menu, or by SIGTERM or Ctrl-C."""
@@ -72,7 +76,15 @@ class Process:
             self._failure = sole_error(error)
         finally:
             self._started.set()
-            self._stop_tray()
+            self._end_tray()
+
+    def _end_tray(self) -> None:
+        """One that does not go when it is told, as pystray's plain X11 icon now and then, goes with the process."""
+        self._stop_tray()
+        if not self._tray_gone.wait(ICON_SECONDS):
+            _log.warning("the icon did not go by itself")
+            logging.shutdown()
+            os._exit(0 if self._failure is None else 1)
 
     async def _main(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -104,10 +116,13 @@ class Process:
         try:
             tray = Tray(self._perform, lambda: (self._app.settings.paused, desktop.present(_login())), __version__)
             self._stop_tray = tray.stop
+            self._tray_gone.clear()
             tray.run(lambda: self._in_trio(self._app.show_to, tray.show))
         except NoTray as error:
             self._stop_tray = lambda: None
             self._say_headless(str(error))
+        finally:
+            self._tray_gone.set()
 
     def _say_headless(self, reason: str) -> None:
         _log.warning("no tray: %s", reason)

@@ -55,6 +55,7 @@ class Tray:
 
         def show(shown: Any) -> None:
             shown.visible = True
+            _hear_clicks(shown)
             ready()
 
         try:
@@ -105,6 +106,14 @@ class Tray:
 def _words(status: Status) -> tuple[object, ...]:
     """What of a status is no figure."""
     return status.state, status.reason, status.cluster, status.model, status.layers
+
+
+def _hear_clicks(icon: Any) -> None:
+    """pystray's plain X11 icon, which has no menu, acts on clicks but does not ask the server for them."""
+    if type(icon).__module__ == "pystray._xorg":
+        x = importlib.import_module("Xlib.X")
+        icon._window.change_attributes(event_mask=x.ExposureMask | x.StructureNotifyMask | x.ButtonPressMask)
+        icon._display.flush()
 
 
 def _on_main_thread(call: Callable[[], None]) -> None:

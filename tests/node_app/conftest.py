@@ -29,6 +29,7 @@ FOUND_SECONDS = 30
 POLL_SECONDS = 0.05
 PROGRAMS = ("Xvfb", "trayer", "dbus-daemon")
 BAR_HEIGHT = 32
+ICON_WIDTH = 20
 SCREEN = (900, 480)
 _SYSTEM_GI = Path("/usr/lib/python3/dist-packages/gi")
 _NEEDS_GI = (
@@ -87,7 +88,7 @@ class Desktop:
 
     async def tray_icon(self) -> Box:
         """The bar has the width of its icons."""
-        return await self.until(lambda: next((b for b in self._boxes(override=False) if b.width >= BAR_HEIGHT), None))
+        return await self.until(lambda: next((b for b in self._boxes(override=False) if b.width >= ICON_WIDTH), None))
 
     async def menu(self) -> Box:
         """The one that is open."""

@@ -21,31 +21,52 @@ PICTURES = "CORE_TEST_PICTURES"
 """The environment's name of a folder for photographs of the desktop."""
 
 
-async def test_the_icon_is_seen_and_its_menu_is_clicked(started: Any, desktop: Any, tmp_path: Path) -> None:
-    opened = tmp_path / "opened"
-    browser = tmp_path / "browser"
-    browser.write_text(f'#!/bin/sh\necho "$1" >> {opened}\n')
-    browser.chmod(0o700)
+class Browser:
+    """A program that notes the addresses which it is to open."""
+
+    def __init__(self, folder: Path) -> None:
+        self._opened = folder / "opened"
+        program = folder / "browser"
+        program.write_text(f'#!/bin/sh\necho "$1" >> {self._opened}\n')
+        program.chmod(0o700)
+        self.env = {"BROWSER": f"{program} %s"}
+
+    def opened(self) -> list[str]:
+        return self._opened.read_text().splitlines() if self._opened.exists() else []
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Browser:
+    return Browser(tmp_path)
+
+
+async def test_the_icon_is_seen_and_its_menu_is_clicked(
+    started: Any, desktop: Any, browser: Browser, tmp_path: Path
+) -> None:
     with trio.fail_after(SECONDS):
-        async with started(tmp_path, **desktop.env, BROWSER=f"{browser} %s") as app:
+        async with started(tmp_path, **desktop.env, **browser.env) as app:
             icon = await desktop.tray_icon()
             await desktop.until(lambda: seen(desktop, COLOURS[State.NOT_JOINED]))
-            [shown] = await desktop.until(lambda: lines_of(opened))
+            [shown] = await desktop.until(browser.opened)
             assert shown.endswith("#join"), "who has not joined is shown where to"
 
             desktop.click(*icon.middle)
             box = await desktop.menu()
             await keep(desktop, "menu")
             desktop.click(*line(box, Action.PAGE))
-            [url] = await desktop.until(lambda: lines_of(opened)[1:])
-            async with httpx.AsyncClient(follow_redirects=True) as client:
-                assert "Join a cluster" in (await client.get(url)).text
+            await expect_the_page(await desktop.until(lambda: browser.opened()[1:]))
 
             await desktop.until(lambda: desktop.open_menu() is None)
             desktop.click(*icon.middle)
             desktop.click(*line(await desktop.menu(), Action.QUIT))
             assert await app.process.wait() == 0
     assert (tmp_path / "data/applications/core-node.desktop").exists(), "core:// links open it"
+
+
+async def expect_the_page(opened: list[str]) -> None:
+    [url] = opened
+    async with httpx.AsyncClient(follow_redirects=True) as client:
+        assert "Join a cluster" in (await client.get(url)).text
 
 
 def line(box: Any, action: Action) -> tuple[int, int]:
@@ -58,10 +79,6 @@ def line(box: Any, action: Action) -> tuple[int, int]:
 
 def seen(desktop: Any, colour: tuple[int, int, int]) -> bool:
     return any(pixel == colour for _, pixel in desktop.photograph().getcolors(1 << 20))
-
-
-def lines_of(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
 
 
 async def keep(desktop: Any, name: str) -> None:
