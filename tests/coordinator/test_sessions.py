@@ -272,8 +272,8 @@ async def test_clients_that_come_and_go_fill_no_queue(
     [
         (GenerationRequest(()), "the prompt is empty", None),
         (GenerationRequest(""), "the prompt is empty", None),
-        (GenerationRequest((5, 320)), "a token 320", None),
-        (GenerationRequest((5, -1)), "a token -1", None),
+        (GenerationRequest((5, 320)), "the model has no token 320", None),
+        (GenerationRequest((5, -1)), "the model has no token -1", None),
         (GenerationRequest((5,) * 500, max_tokens=13), "context length is 512", "context_length_exceeded"),
         (GenerationRequest((5,) * 512), "context length is 512", "context_length_exceeded"),
     ],
@@ -293,7 +293,7 @@ async def test_what_can_not_be_had_is_refused_on_admission(
 
 
 @pytest.mark.parametrize(
-    ("ids", "complaint"), [([], "the prompt is empty"), ([5, 320], "a token 320")], ids=["empty", "outside"]
+    ("ids", "complaint"), [([], "the prompt is empty"), ([5, 320], "the model has no token 320")], ids=["empty", "outside"]
 )
 async def test_a_conversation_is_checked_like_any_prompt(
     model: Path, monkeypatch: pytest.MonkeyPatch, ids: list[int], complaint: str
