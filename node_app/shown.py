@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _SPARE = "the cluster serves without this machine; it is in the next plan"
 _STATES = {
     "connecting": State.CONNECTING,
+    "asking": State.CONNECTING,
     "waiting": State.WAITING,
     "spare": State.WAITING,
     "loading": State.LOADING,

@@ -1,4 +1,4 @@
-"""How a node comes by its membership: from an invite, wherever that is, or from an earlier one."""
+"""How a node comes by its membership: from an invite, wherever that is, by asking a host, or from an earlier one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from core.cli.invite import table
 from core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from core.discovery.advert import Advert
     from core.trust.cluster import Membership
     from core.trust.state_dir import StateDir
 
@@ -32,6 +34,29 @@ def find_membership(join: str | None, host: str | None, port: int | None, state:
     if membership is not None:
         membership.at(host, port)
     return membership
+
+
+def ask(key: str | None, found: list[Advert], state: StateDir) -> Membership:
+    """Of the cluster with this key, or of the only one that was found. Raises ConfigError where that is none."""
+    from core.trust.cluster import Membership
+
+    wanted = [cluster for cluster in found if key in (None, cluster.key)]
+    if not wanted:
+        raise ConfigError(
+            f"no cluster {key} was found" if key else "no cluster was found on the local network",
+            f"there are: {', '.join(cluster.key for cluster in found)}" if found else "nothing announces itself",
+            "core doctor says whether multicast works here; an invite does without it",
+        )
+    if len(wanted) > 1:
+        raise ConfigError("several clusters were found", "one is to be chosen", "core node --ask KEY")
+    return Membership.ask(wanted[0].cluster(), state)
+
+
+def describe(found: list[Advert]) -> str:
+    return table(
+        ("CLUSTER", "KEY", "WHERE"),
+        [(cluster.name, cluster.key, f"{', '.join(cluster.hosts)} port {cluster.port}") for cluster in found],
+    )
 
 
 def read_link(join: str | None) -> str | None:

@@ -7,7 +7,7 @@ import os
 import socket
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import trio
 import typer
@@ -15,6 +15,11 @@ import typer
 from core.cli.console import Bars, gigabytes, run, set_up_logging
 from core.cli.joining import find_membership
 from core.cli.options import CacheDir, Device, LogLevel, StateDirectory, Threads, TransportName
+from core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from core.trust.cluster import Membership
+    from core.trust.state_dir import StateDir
 
 PATIENCE_SECONDS = 10.0
 """What a node that is to end gives the generations that run on it."""
@@ -24,6 +29,12 @@ _log = logging.getLogger(__name__)
 def node(
     join: Annotated[
         str | None, typer.Option(help="An invite: a file with the link, or - for standard input. Or set CORE_JOIN.")
+    ] = None,
+    find: Annotated[
+        bool, typer.Option("--find", help="Look for a cluster on the local network, and ask its host to be let in.")
+    ] = False,
+    ask: Annotated[
+        str | None, typer.Option(metavar="KEY", help="As --find, where several are found: which one, by its key.")
     ] = None,
     cluster_host: Annotated[
         str | None, typer.Option(help="The coordinator's host. Default: that of the last invite, or this machine.")
@@ -58,7 +69,13 @@ def node(
     from core.trust.serving import DEFAULT_PORT
     from core.trust.state_dir import StateDir
 
-    membership = find_membership(join, cluster_host, cluster_port, StateDir.open(state_dir))
+    state = StateDir.open(state_dir)
+    asks = find or ask is not None
+    membership = (
+        _asking(ask, join, cluster_host or cluster_port, state)
+        if asks
+        else find_membership(join, cluster_host, cluster_port, state)
+    )
     settings = NodeSettings(
         node_id=node_id or (socket.gethostname() if membership else f"{socket.gethostname()}-{os.getpid()}"),
         membership=membership,
@@ -87,12 +104,29 @@ def node(
             with Bars(shown=not end_with_stdin) as bars:
 
                 def show(activity: Activity) -> None:
+                    if activity.state == "asking":
+                        typer.echo(activity.detail)
                     bars.show({f"{activity.detail} layers": activity.progress} if activity.progress else {})
 
                 await run_node(settings, plugins, Activity(on_change=show), duty)
             nursery.cancel_scope.cancel()
 
     run(main, end=leave)
+
+
+def _asking(key: str | None, join: str | None, elsewhere: str | int | None, state: StateDir) -> Membership:
+    """Raises ConfigError where no cluster, or several, can be asked; NoMulticast where this machine can't look."""
+    from core.cli.joining import ask, describe
+    from core.discovery.multicast import find
+
+    if join is not None or elsewhere is not None:
+        raise ConfigError(
+            "--find with an address", "a cluster that is found says where it is", "leave out --join or --cluster-host"
+        )
+    found = trio.run(find)
+    if found:
+        typer.echo(describe(found))
+    return ask(key, found, state)
 
 
 async def _end_with_stdin(scope: trio.CancelScope) -> None:

@@ -1,4 +1,5 @@
-"""The door: who is let in. On loopback everybody; from elsewhere members and those who bring an invite, encrypted."""
+"""The door: who is let in. On loopback everybody; from elsewhere, encrypted, members, and
+those who bring an invite or whom the host approves."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from pathlib import Path
 import trio
 
 from core.coordinator.members import Members
-from core.errors import ConfigError
+from core.coordinator.waiting_room import WaitingRoom
+from core.errors import ConfigError, TrustError
 from core.interfaces.transport import Credentials
 from core.link import Link
 from core.protocol.messages import Error, Hello
@@ -33,6 +35,7 @@ class Door:
     identity: Identity | None = None
     register: Register | None = None
     state: StateDir | None = None
+    waiting_room: WaitingRoom | None = None
 
     @property
     def credentials(self) -> Credentials | None:
@@ -43,10 +46,22 @@ class Door:
             await trio.to_thread.run_sync(announce, serving, self.state)
 
     async def admit(self, link: Link, hello: Hello, nonce: bytes) -> KnownNode | None:
-        """The member that `hello` comes from; None on loopback, where nobody is asked. Raises TrustError."""
+        """The member that `hello` comes from; None on loopback, where nobody is asked.
+
+        Where the host is to be asked this takes minutes. Raises TrustError, or ChannelClosed.
+        """
         if not link.secure or self.identity is None or self.register is None:
             return None
-        return await trio.to_thread.run_sync(_admitted, self.identity.fingerprint, self.register, hello, nonce)
+        certificate, proof = hello.certificate, hello.signature
+        fingerprint = await trio.to_thread.run_sync(
+            verified, "node", certificate, proof, nonce, self.identity.fingerprint
+        )
+        try:
+            return await trio.to_thread.run_sync(self.register.admit, fingerprint.hex(), hello.invite, hello.node_id)
+        except TrustError:
+            if hello.asks is None or self.waiting_room is None:
+                raise
+        return await self.waiting_room.wait(link, hello, fingerprint)
 
     async def left(self, node: KnownNode) -> None:
         if self.register is not None:
@@ -76,11 +91,6 @@ class Door:
                 member.dismiss(Error("removed", "the host removed this machine from the cluster"))
 
 
-def _admitted(listener: bytes, register: Register, hello: Hello, nonce: bytes) -> KnownNode:
-    fingerprint = verified("node", hello.certificate, hello.signature, nonce, listener)
-    return register.admit(fingerprint.hex(), hello.invite, hello.node_id)
-
-
 @asynccontextmanager
 async def open_door(node_host: str, state_dir: Path | None) -> AsyncIterator[Door]:
     """The door of a coordinator whose nodes join at `node_host`.
@@ -95,4 +105,4 @@ async def open_door(node_host: str, state_dir: Path | None) -> AsyncIterator[Doo
         register = Register(state)
         identity = await trio.to_thread.run_sync(Identity.open, state)
         await trio.to_thread.run_sync(register.nobody_is_connected)
-        yield Door(identity, register, state)
+        yield Door(identity, register, state, WaitingRoom(identity, register))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from core.trust.addresses import is_loopback
+from core.trust.cluster import Cluster
 from core.trust.identity import short_id
 
 MAX_HOSTS = 4
@@ -34,6 +35,10 @@ class Advert:
     def key(self) -> str:
         """By which people tell clusters apart, whatever they call themselves."""
         return short_id(self.fingerprint)
+
+    def cluster(self) -> Cluster:
+        """For Membership.ask."""
+        return Cluster(self.hosts, self.port, self.fingerprint)
 
     def properties(self) -> dict[str, str]:
         """The TXT record (RFC 6763, section 6)."""

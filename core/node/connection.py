@@ -15,12 +15,14 @@ import core
 from core.errors import ChannelClosed, ConfigError, CoreError, ProtocolError, TrustError
 from core.interfaces.transport import Channel
 from core.link import Link, first_message
+from core.node.asking import Request
 from core.node.epoch import Epoch, nothing_cached
 from core.node.peers import accept_downstream
 from core.node.proof import answer_challenge
 from core.node.state import Node
 from core.protocol.messages import (
     PROTOCOL_VERSION,
+    Asking,
     Assignment,
     CacheOrder,
     ConnectPeer,
@@ -75,8 +77,12 @@ class Connection:
         listener, invite = (cluster.fingerprint, cluster.secret) if cluster else (None, None)
         signature = await answer_challenge(self._link, self._node.identity, "node", listener)
         offer = hello(self._node, [self._link.local_host], peer_port)
-        await self._link.send(msgspec.structs.replace(offer, signature=signature, invite=invite))
+        request = Request(self._node, cluster) if cluster and cluster.asks else None
+        asks = request.commitment if request else None
+        await self._link.send(msgspec.structs.replace(offer, signature=signature, invite=invite, asks=asks))
         answer = await first_message(self._link)
+        if request is not None and isinstance(answer, Asking):
+            answer = await request.answered(self._link, answer)
         if isinstance(answer, Error):
             await self._be_refused(answer)
         if not isinstance(answer, HelloAck):

@@ -18,6 +18,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Digest = Annotated[bytes, msgspec.Meta(max_length=32)]
 Secret = Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
 Nonce = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Commitment = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Fingerprint = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 """SHA-256 of a certificate."""
 Certificate = Annotated[bytes, msgspec.Meta(min_length=64, max_length=2048)]
@@ -86,7 +87,8 @@ class Hello(Message, frozen=True):
 
     `paused` is why it takes no layers for now; "" where it does.
     On an encrypted link `signature` proves that the node holds the key of `certificate`; `invite` is the secret of an
-    invite, from a node whose key the coordinator does not know yet.
+    invite, from a node whose key the coordinator does not know yet. Without one, `asks` asks the host to be let in: the
+    commitment to a nonce (core.trust.asking). Answered by ASKING.
     """
 
     TYPE: ClassVar = "HELLO"
@@ -108,6 +110,24 @@ class Hello(Message, frozen=True):
     certificate: Certificate | None = None
     signature: Signature | None = None
     invite: Secret | None = None
+    asks: Commitment | None = None
+
+
+class Asking(Message, frozen=True):
+    """Coordinator to node: the host is asked. With this nonce and the node's own both make the code that they show.
+
+    Answered by REVEAL; then, as the host decides, HELLO_ACK or ERROR.
+    """
+
+    TYPE: ClassVar = "ASKING"
+    nonce: Nonce
+
+
+class Reveal(Message, frozen=True):
+    """Node to coordinator: the nonce that its HELLO committed to."""
+
+    TYPE: ClassVar = "REVEAL"
+    nonce: Nonce
 
 
 class HelloAck(Message, frozen=True):

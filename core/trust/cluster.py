@@ -16,20 +16,21 @@ _JOINING = "joining.json"
 class Cluster(msgspec.Struct, frozen=True):
     """Where a coordinator is, each host to be tried in turn, and the SHA-256 of its certificate.
 
-    `secret` is that of an invite which was not used yet; None for a member.
+    `secret` is that of an invite which was not used yet; None for a member. `asks`: the host is to be asked.
     """
 
     hosts: tuple[str, ...]
     port: int
     fingerprint: bytes
     secret: bytes | None = None
+    asks: bool = False
 
     def __repr__(self) -> str:
         return f"Cluster(hosts={self.hosts}, port={self.port})"
 
 
 class Membership:
-    """A machine's key, and the cluster that it is good for. `join` or `remembered` makes one."""
+    """A machine's key, and the cluster that it is good for. `join`, `ask` or `remembered` makes one."""
 
     def __init__(self, state: StateDir, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -48,8 +49,15 @@ class Membership:
         return cls(state, cluster)
 
     @classmethod
+    def ask(cls, cluster: Cluster, state: StateDir) -> Membership:
+        """Without an invite, by the host's approval; remembered as an invite is."""
+        asked = msgspec.structs.replace(cluster, secret=None, asks=True)
+        state.write(_JOINING, msgspec.json.encode(asked))
+        return cls(state, asked)
+
+    @classmethod
     def remembered(cls, state: StateDir) -> Membership | None:
-        """The one of the last invite, though its coordinator may not have answered yet; None for none."""
+        """The one of the last invite or request, though its coordinator may not have answered yet; None for none."""
         cluster = _read(state, _JOINING) or _read(state, _MEMBER_OF)
         return cls(state, cluster) if cluster else None
 
@@ -60,14 +68,14 @@ class Membership:
 
     def welcomed(self) -> None:
         """The coordinator knows this machine's key now: the secret has done its work."""
-        member = msgspec.structs.replace(self.cluster, secret=None)
+        member = msgspec.structs.replace(self.cluster, secret=None, asks=False)
         if _read(self._state, _MEMBER_OF) != member:
             self._state.write(_MEMBER_OF, msgspec.json.encode(member))
         self._state.remove(_JOINING)
         self.cluster = member
 
     def refused(self) -> None:
-        """The invite does not hold; what this machine was a member of before, it still is."""
+        """It was not let in; what this machine was a member of before, it still is."""
         self._state.remove(_JOINING)
 
     def leave(self) -> None:

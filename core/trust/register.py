@@ -70,9 +70,20 @@ class KnownNode(msgspec.Struct):
         return f"{self.name}-{self.short_id}"
 
 
+class Asker(msgspec.Struct, frozen=True):
+    """A machine that asks to join, and waits for the host's answer until `expires`; `code` is what it shows."""
+
+    code: str
+    name: str
+    fingerprint: str
+    host: str
+    expires: int
+
+
 class Entries(msgspec.Struct):
     invites: list[Invite] = []
     nodes: list[KnownNode] = []
+    asking: list[Asker] = []
 
     def node(self, fingerprint: str) -> KnownNode | None:
         return next((node for node in self.nodes if node.fingerprint == fingerprint), None)
@@ -151,12 +162,42 @@ class Register:
                     raise TrustError("not a member", _UNKNOWN if node is None else _REMOVED)
                 invite = _redeemed(entries.invites, secret)
                 invite.used_by = fingerprint
-                if node is None:
-                    node = KnownNode("", fingerprint, now, now)
-                    entries.nodes.append(node)
-                node.removed, node.name = False, _plain(invite.name or name)
+                node = _registered(entries, fingerprint, invite.name or name)
             node.last_seen, node.connected = now, True
             return node
+
+    def ask(self, asker: Asker) -> Asker:
+        """Puts it to the host, by a name that can be shown. Raises TrustError where another machine has its code."""
+        with self._edited() as entries:
+            others = [other for other in entries.asking if other.fingerprint != asker.fingerprint]
+            if any(other.code == asker.code for other in others):
+                raise TrustError("the code is taken", "another machine that asks has the same code: ask again")
+            asker = msgspec.structs.replace(asker, name=_plain(asker.name))
+            entries.asking = [*others, asker]
+        return asker
+
+    def withdraw(self, asker: Asker) -> None:
+        with self._edited() as entries:
+            entries.asking = [other for other in entries.asking if other != asker]
+
+    def answer_to(self, asker: Asker) -> bool | None:
+        """Whether the host approved; None before it answered."""
+        entries = self.read()
+        if asker in entries.asking:
+            return None
+        node = entries.node(asker.fingerprint)
+        return node is not None and not node.removed
+
+    def approve(self, code: str) -> KnownNode:
+        """Makes the machine that shows `code` a member. Raises ConfigError where none asks with it."""
+        with self._edited() as entries:
+            asker = _taken(entries, code)
+            return _registered(entries, asker.fingerprint, asker.name)
+
+    def deny(self, code: str) -> Asker:
+        """Raises ConfigError where no machine asks with this code."""
+        with self._edited() as entries:
+            return _taken(entries, code)
 
     def left(self, fingerprint: str) -> None:
         with self._edited() as entries:
@@ -166,12 +207,38 @@ class Register:
     def nobody_is_connected(self) -> None:
         """For a coordinator that begins: the one before it may have ended without a word."""
         with self._edited() as entries:
+            entries.asking = []
             for node in entries.nodes:
                 node.connected = False
 
     def members(self) -> frozenset[bytes]:
         """The fingerprints of those who may be connected now."""
         return frozenset(bytes.fromhex(node.fingerprint) for node in self.read().nodes if not node.removed)
+
+
+def _registered(entries: Entries, fingerprint: str, name: str) -> KnownNode:
+    """A member from now on, new or again."""
+    node = entries.node(fingerprint)
+    if node is None:
+        now = int(time.time())
+        node = KnownNode("", fingerprint, now, now)
+        entries.nodes.append(node)
+    node.removed, node.name = False, _plain(name)
+    return node
+
+
+def _taken(entries: Entries, code: str) -> Asker:
+    """Whoever asks with `code`, spaces or not, and asks no more."""
+    wanted = re.sub(r"[\s-]", "", code)
+    for asker in entries.asking:
+        if hmac.compare_digest(asker.code.encode(), wanted.encode()) and asker.expires > time.time():
+            entries.asking.remove(asker)
+            return asker
+    raise ConfigError(
+        f"no machine asks to join with the code {code!r}",
+        "its code changes whenever it asks anew",
+        "see `core members`, and compare with what that machine shows now",
+    )
 
 
 def _plain(name: str) -> str:

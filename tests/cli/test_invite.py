@@ -7,14 +7,18 @@ import logging
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from core.cli.invite import invite, seconds_of
-from core.cli.joining import JOIN, find_membership, read_link
+from core.cli.joining import JOIN, ask, find_membership, read_link
 from core.cli.members import members
+from core.cli.node import node
+from core.discovery.advert import Advert
 from core.errors import ConfigError
 from core.trust import serving
+from core.trust.cluster import Membership
 from core.trust.link import PREFIX, InviteLink
-from core.trust.register import Register
+from core.trust.register import Asker, Register
 from core.trust.serving import Serving, announce, sole_coordinator
 from core.trust.state_dir import StateDir
 
@@ -82,6 +86,30 @@ def test_invites_and_members_are_listed_and_undone(state: StateDir, capsys: Outp
         members(remove="anna", state_dir=state.path)
 
 
+def test_who_asks_is_listed_and_answered_by_the_code_that_it_shows(state: StateDir, capsys: Output) -> None:
+    register = Register(state)
+    for code, name, expires in (("000042", "anna", 2**33), ("777777", "bert", 2**33), ("111111", "late", 1)):
+        register.ask(Asker(code, name, code[:2] * 32, "192.168.1.9", expires))
+    members(state_dir=state.path)
+    assert "anna" not in capsys.readouterr().out, "nobody serves, so nobody waits"
+    with sole_coordinator(state):
+        members(state_dir=state.path)
+    printed = capsys.readouterr().out
+    assert "only if it shows the same code" in printed
+    assert [line.split()[:3] for line in printed.splitlines()[-2:]] == [
+        ["000042", "anna", "192.168.1.9"],
+        ["777777", "bert", "192.168.1.9"],
+    ]
+    members(approve="000 042", state_dir=state.path)
+    assert "is a member now" in capsys.readouterr().out
+    members(deny="777777", state_dir=state.path)
+    assert "bert is not let in" in capsys.readouterr().out
+    assert [node.name for node in register.read().nodes] == ["anna"]
+    for code in ("000042", "777777", "111111", ""):
+        with pytest.raises(ConfigError, match="no machine asks"):
+            members(approve=code, state_dir=state.path)
+
+
 def test_there_may_be_nobody(tmp_path: Path, capsys: Output) -> None:
     invite(show=True, state_dir=tmp_path / "new")
     members(state_dir=tmp_path / "new")
@@ -144,3 +172,29 @@ def test_where_a_node_finds_its_cluster(tmp_path: Path, monkeypatch: pytest.Monk
         found = find_membership(None, host, port, state)
         assert found is not None
         assert (found.cluster.hosts, found.cluster.port) == expected
+
+
+def found(number: int) -> Advert:
+    return Advert(f"model-{number}", (f"192.168.1.{number}",), 7001, bytes([number]) * 32, 1)
+
+
+def test_the_only_cluster_that_is_found_is_asked_and_of_several_the_one_with_the_key(tmp_path: Path) -> None:
+    state = StateDir.open(tmp_path / "state")
+    assert ask(None, [found(1)], state).cluster == replace(found(1).cluster(), asks=True)
+    assert ask(found(2).key, [found(1), found(2)], state).cluster.hosts == ("192.168.1.2",)
+    remembered = Membership.remembered(state)
+    assert remembered is not None
+    assert remembered.cluster.asks
+    for key, clusters, said in [
+        (None, [], "no cluster was found"),
+        (None, [found(1), found(2)], "several clusters"),
+        ("nosuchkey", [found(1)], found(1).key),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            ask(key, clusters, state)
+
+
+def test_an_address_and_a_search_contradict_each_other(tmp_path: Path) -> None:
+    for option in ({"join": "-"}, {"cluster_host": "10.0.0.7"}, {"cluster_port": 7009}):
+        with pytest.raises(ConfigError, match="leave out"):
+            node(find=True, state_dir=tmp_path, **option)

@@ -157,6 +157,22 @@ async def test_friends_serve_together_and_nobody_else_learns_a_thing(model: Path
         assert b"Upgrade" in group.network.seen, "the tap hears what is not encrypted"
 
 
+async def test_a_friend_without_an_invite_finds_the_cluster_and_is_let_in_by_a_code(
+    model: Path, tmp_path: Path
+) -> None:
+    async with friends(2, tmp_path) as group:
+        host, anna = group.network.hosts
+        serve = await group.serve(model)
+        await serve.printed("announced on the local network")
+        node = await group.start(anna, "node", "--find", "--node-id", "anna", "--threads", "1")
+        code = (await node.printed(r"tell the host this code: (\d{6})"))[1]
+        await serve.printed(f"anna at {anna.address} asks to join: if it shows {code} too")
+        assert code in await group.said(host, "members")
+        assert "anna" in await group.said(host, "members", "--approve", code)
+        await serve.printed("route 1 is ready")
+        assert code.encode() not in group.network.seen
+
+
 async def test_a_friend_comes_back_by_itself(model: Path, tmp_path: Path) -> None:
     """After its cable was pulled, after the coordinator was started anew, and after it was started anew itself."""
     async with friends(2, tmp_path) as group:

@@ -21,6 +21,7 @@ from core.protocol.codec import (
 from core.protocol.messages import (
     BY_TYPE,
     PROTOCOL_VERSION,
+    Asking,
     Assignment,
     Challenge,
     Chunk,
@@ -47,6 +48,7 @@ from core.protocol.messages import (
     Pong,
     Proof,
     Release,
+    Reveal,
     RunDecode,
     RunPrefill,
     Segment,
@@ -77,6 +79,8 @@ EXAMPLES: list[Message] = [
         invite=TOKEN,
     ),
     Challenge(FINGERPRINT),
+    Asking(FINGERPRINT),
+    Reveal(FINGERPRINT),
     HelloAck(PROTOCOL_VERSION, "0.1.0", "zoë-abcdefgh"),
     Error("protocol_version", "install the same version on both"),
     Assignment(
