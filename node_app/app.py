@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from core.errors import CoreError, sole_error
+from core.discovery.advert import Advert
+from core.discovery.multicast import find
+from core.errors import ConfigError, CoreError, sole_error
 from core.node.settings import NodeSettings
 from core.plugins import PluginHost
 from core.trust.state_dir import StateDir
 from node_app import logs
 from node_app.courtesy import SERVE, Verdict, decide
 from node_app.gpu import gpu_meter
-from node_app.joining import Target, accept, forget, membership
+from node_app.joining import Target, accept, ask, forget, membership
 from node_app.machine import Meter, measured_load, polite_threads
 from node_app.page import Page
 from node_app.settings import Limits, Settings, SettingsFile
@@ -49,7 +51,7 @@ _log = logging.getLogger(__name__)
 class _Wish:
     """What a node is started with: when it changes, the node leaves and a new one starts.
 
-    `accepted` counts invites: a second one to the same place is another wish.
+    `accepted` counts invites and requests: a second one to the same place is another wish.
     """
 
     target: Target
@@ -86,6 +88,7 @@ class App:
         self._node: RunningNode | None = None
         self._failure = ""
         self._accepted = 0
+        self._found: dict[str, Advert] = {}
         self._tally = Tally(state.read(_TALLY), datetime.now())
         self._changed = trio.Event()
         self._quit = trio.Event()
@@ -111,10 +114,22 @@ class App:
         self._settings_changed()
 
     def join(self, invite: str) -> None:
-        target = accept(invite, self._state)
+        self._join(accept(invite, self._state))
+
+    def _join(self, target: Target) -> None:
         self._failure = ""
         self._accepted += 1
         self._change(replace(self.settings, joined=target))
+
+    async def look_around(self) -> list[Advert]:
+        found = await find()
+        self._found = {cluster.key: cluster for cluster in found}
+        return found
+
+    def ask(self, key: str) -> None:
+        if key not in self._found:
+            raise ConfigError("this cluster was not found", "it may have ended", "look again")
+        self._join(ask(self._found[key], self._state))
 
     def leave_cluster(self) -> None:
         self._failure = ""

@@ -1,9 +1,10 @@
-"""What a user pastes to join, and where it leads: an invite, or the host:port of a cluster on this machine."""
+"""How a user joins, and where that leads: an invite, a cluster that was found, or host:port on this machine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from core.discovery.advert import Advert
 from core.errors import ConfigError
 from core.trust.addresses import is_this_machine
 from core.trust.cluster import Membership
@@ -13,7 +14,7 @@ from core.trust.state_dir import StateDir
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a coordinator is. `invited`: by an invite, which the state directory remembers."""
+    """Where a coordinator is. `invited`: the state directory remembers how, by an invite or by asking."""
 
     host: str
     port: int
@@ -34,6 +35,12 @@ def accept(text: str, state: StateDir) -> Target:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536 or not is_this_machine(host):
         raise ConfigError("that is no invite", f"an invite begins with {PREFIX}", "paste the whole link")
     return Target(host, int(port))
+
+
+def ask(cluster: Advert, state: StateDir) -> Target:
+    """Remembers in `state` that this cluster's host is to be asked."""
+    asked = Membership.ask(cluster.cluster(), state).cluster
+    return Target(asked.hosts[0], asked.port, invited=True)
 
 
 def membership(state: StateDir) -> Membership:

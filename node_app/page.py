@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import msgspec
 import trio
 
+from core.discovery.advert import Advert
 from core.errors import ConfigError, CoreError
 from node_app.http import LOOPBACK, Request, Response, serve
 from node_app.settings import Limits, Settings, limits_from
@@ -56,6 +57,12 @@ class Commands(Protocol):
 
     def join(self, invite: str) -> None:
         """Raises ConfigError for what is no invite."""
+
+    async def look_around(self) -> list[Advert]:
+        """The clusters on the local network. Raises NoMulticast."""
+
+    def ask(self, key: str) -> None:
+        """To be let into the cluster with this key. Raises ConfigError where it was not found."""
 
     def leave_cluster(self) -> None: ...
 
@@ -129,7 +136,16 @@ class Page:
             return Response(b"another site asks for this", status=403)
         if request.headers.get("content-type") != "application/json":
             return Response(b"the body must be application/json", status=415)
+        if part == "find":
+            return await self._look_around()
         return self._perform(part, request.body)
+
+    async def _look_around(self) -> Response:
+        try:
+            found = await self._commands.look_around()
+        except CoreError as error:
+            return Response(str(error).encode(), status=400)
+        return _json([{"name": cluster.name, "key": cluster.key, "host": cluster.hosts[0]} for cluster in found])
 
     def _show(self, part: str) -> Response:
         if part == "status":
@@ -162,6 +178,7 @@ class Page:
     def _perform(self, part: str, body: bytes) -> Response:
         asked: dict[str, Callable[[], None]] = {
             "join": lambda: self._commands.join(_text(body)),
+            "ask": lambda: self._commands.ask(_text(body)),
             "leave": self._commands.leave_cluster,
             "pause": self._commands.pause,
             "resume": self._commands.resume,
@@ -186,4 +203,4 @@ def _text(body: bytes) -> str:
     try:
         return msgspec.json.decode(body, type=str)
     except msgspec.DecodeError as error:
-        raise ConfigError("an invite is text", str(error)) from error
+        raise ConfigError("an invite or a key is text", str(error)) from error

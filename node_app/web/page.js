@@ -69,19 +69,39 @@ function limits() {
   };
 }
 
-async function ask(what, value = null) {
+async function post(what, value) {
   const headers = { "Content-Type": "application/json" };
   const answer = await fetch(what, { method: "POST", headers, body: JSON.stringify(value) });
   if (!answer.ok) throw new Error(await answer.text());
-  show(await answer.json());
+  return answer.json();
+}
+
+async function ask(what, value = null) {
+  show(await post(what, value));
+}
+
+function offer(clusters) {
+  $("found").replaceChildren(...clusters.map(({ name, key, host }) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = "Ask to join";
+    button.addEventListener("click", () => tell("join-answer", "Asking.", async () => {
+      await ask("ask", key);
+      offer([]);
+    }));
+    const item = document.createElement("li");
+    item.append(`${name}, key ${key}, at ${host} `, button);
+    return item;
+  }));
+  return clusters.length;
 }
 
 async function tell(id, done, work) {
   const line = $(id);
   try {
-    await work();
+    const said = await work();
     line.className = "answer";
-    line.textContent = done;
+    line.textContent = said ?? done;
   } catch (error) {
     line.className = "answer bad";
     line.textContent = error.message;
@@ -131,6 +151,12 @@ limitsForm.addEventListener("submit", (event) => {
   tell("limits-answer", "Saved.", () => ask("limits", limits()));
 });
 $("pause").addEventListener("click", () => tell("join-answer", "", () => ask(paused ? "resume" : "pause")));
+$("find").addEventListener("click", async () => {
+  $("find").disabled = true;
+  set("join-answer", "Looking.");
+  await tell("join-answer", "", async () => (offer(await post("find", null)) ? "" : "None was found."));
+  $("find").disabled = false;
+});
 $("leave").addEventListener("click", () => tell("join-answer", "Left.", () => ask("leave")));
 window.addEventListener("hashchange", goTo);
 poll().then(goTo);

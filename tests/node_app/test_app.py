@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import trio
 
+from core.discovery.advert import Advert
 from core.errors import ConfigError
 from core.node.settings import NodeSettings
 from core.plugins import PluginHost
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster
+from core.trust.identity import Identity
 from core.trust.invite import new_invite
 from core.trust.register import Register
 from core.trust.state_dir import StateDir
@@ -263,3 +265,30 @@ async def test_a_failure_of_a_menu_line_is_told(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.app.attempt(fail, "it")
     assert watched.app.notice == "it can't be written"
+
+
+async def test_a_cluster_that_was_found_is_asked_and_the_code_is_shown(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = StateDir.open(tmp_path / "host")
+    async with memory_cluster(model, node_host="0.0.0.0", state_dir=host.path, advertise=("192.168.1.7",)) as cluster:
+        fingerprint = Identity.open(host).fingerprint
+        advert = Advert("tiny", ("192.168.1.7",), cluster.coordinator.node_port, fingerprint, 1)
+
+        async def found() -> list[Advert]:
+            return [advert]
+
+        monkeypatch.setattr("node_app.app.find", found)
+        watched = Watched(tmp_path / "friend", through(Machine(cluster.network, "192.168.1.9")))
+        async with watched.running() as app:
+            with pytest.raises(ConfigError, match="look again"):
+                app.ask(advert.key)
+            assert await app.look_around() == [advert]
+            app.ask(advert.key)
+            status = await watched.until_reason("tell the host this code")
+            assert status.state is State.CONNECTING
+            while not (asking := Register(host).read().asking):
+                await trio.lowlevel.checkpoint()
+            assert asking[0].code in status.reason
+            Register(host).approve(asking[0].code)
+            await watched.until(State.READY)

@@ -13,7 +13,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from core.errors import ConfigError
+from core.discovery.advert import Advert
+from core.errors import ConfigError, NoMulticast
 from node_app.http import MAX_BODY, REQUEST_SECONDS, Request, Response, serve
 from node_app.page import TICKET_SECONDS, Page
 from node_app.settings import Hours, Limits, Settings
@@ -31,11 +32,21 @@ class Remembered:
         self.settings = Settings("me")
         self.notice = "a notice"
         self.asked: list[Any] = []
+        self.deaf = False
 
     def join(self, invite: str) -> None:
         if invite == "bad":
             raise ConfigError("that is no invite", "bad", "ask for another")
         self.asked.append(invite)
+
+    async def look_around(self) -> list[Advert]:
+        self.asked.append("find")
+        if self.deaf:
+            raise NoMulticast("no multicast here")
+        return [Advert("tiny", ("192.168.1.5", "10.0.0.5"), 7001, bytes(32), 1)]
+
+    def ask(self, key: str) -> None:
+        self.asked.append(key)
 
     def leave_cluster(self) -> None:
         self.asked.append("leave")
@@ -104,11 +115,22 @@ async def test_what_is_asked_is_done() -> None:
         ]
 
 
+async def test_a_cluster_is_looked_for_and_asked() -> None:
+    async with served() as (_, commands, client):
+        found = await client.post("find", content="null", headers=JSON)
+        assert found.json() == [{"name": "tiny", "key": "aaaaaaaa", "host": "192.168.1.5"}]
+        assert (await client.post("ask", content='"aaaaaaaa"', headers=JSON)).status_code == 200
+        commands.deaf = True
+        nothing = await client.post("find", content="null", headers=JSON)
+        assert (nothing.status_code, nothing.text) == (400, "no multicast here")
+        assert commands.asked == ["find", "aaaaaaaa", "find"]
+
+
 @pytest.mark.parametrize(
     ("what", "body", "said"),
     [
         ("join", b'"bad"', "ask for another"),
-        ("join", b"{}", "an invite is text"),
+        ("join", b"{}", "an invite or a key is text"),
         ("limits", b'{"cpu_percent": 0}', "cpu_percent"),
         ("limits", b"", "these limits can't be taken"),
     ],
