@@ -52,14 +52,21 @@ class Probe:
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Measures around Head.step, in the compute thread, and from a batch's start to its answer."""
-        step, register, answer = Head.step, Route._register, Route.answer
+        """Measures around Head's calls, in the compute thread, and from a batch's start to its answer."""
+        step, embed, register, answer = Head.step, Head.embed, Route._register, Route.answer
         started: dict[int, float] = {}
 
         def timed_step(head: Head, *args: Any) -> Any:
             began = time.perf_counter()
             result = step(head, *args)
             self.head.append(since(began))
+            return result
+
+        def timed_embed(head: Head, *args: Any) -> Any:
+            began = time.perf_counter()
+            result = embed(head, *args)
+            if self.head:
+                self.head[-1] += since(began)
             return result
 
         def timed_register(route: Route, batch: Run) -> tuple[str, Ticket]:
@@ -75,11 +82,12 @@ class Probe:
                 self.stages.append(sum(result.compute_us) / 1e3)
             return result
 
-        Head.step, Route._register, Route.answer = timed_step, timed_register, timed_answer
+        Head.step, Head.embed = timed_step, timed_embed
+        Route._register, Route.answer = timed_register, timed_answer
         try:
             yield
         finally:
-            Head.step, Route._register, Route.answer = step, register, answer
+            Head.step, Head.embed, Route._register, Route.answer = step, embed, register, answer
 
 
 @dataclass
