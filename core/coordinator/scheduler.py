@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -25,7 +24,7 @@ from core.coordinator.telemetry import Telemetry
 from core.errors import CoreError, RouteError, StageError
 from core.interfaces.engine import Delta
 from core.protocol.messages import HiddenState
-from core.runtime.compute import ComputeThread
+from core.runtime.compute import ComputeThread, Job
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -104,15 +103,17 @@ class Scheduler:
     async def _pass(self, route: Route, batch: Batch) -> None:
         """A batch, and whatever the compute thread has follow it. Raises RouteError where the route breaks."""
         try:
-            hidden = await self._computed(self._head.embed, batch.tokens)
+            hidden = await self._explained(self._compute.start(self._head.embed, batch.tokens))
             await self.admission.send_orders(route)
             ticket = await route.submit(batch.message(route.epoch, hidden))
             self._submitted(batch)
             while True:
                 answer = await route.answer(ticket)
+                seconds = batch.seconds()
+                advancing = self._compute.start(self._advance, route, batch, answer)
                 self._pace.note(len(batch.tokens), batch.decodes, answer.compute_us)
-                self._telemetry.passed(batch, answer, batch.seconds())
-                advance = await self._computed(self._advance, route, batch, answer)
+                self._telemetry.passed(batch, answer, seconds)
+                advance = await self._explained(advancing)
                 self._deliver(advance.outcomes, goes_on=advance.following is not None)
                 if advance.following is None:
                     return
@@ -223,10 +224,10 @@ class Scheduler:
         if session.over and session.under_way == 0:
             self.admission.leave(session)
 
-    async def _computed(self, call: Callable[..., T], *args: object) -> T:
-        """In the compute thread, where torch and plugins may raise anything: one batch fails then, not the cluster."""
+    async def _explained(self, job: Job[T]) -> T:
+        """The job's result. Torch and plugins may raise anything in it: one batch fails then, not the cluster."""
         try:
-            return await self._compute.run(call, *args)
+            return await job.wait()
         except CoreError:
             raise
         except Exception as error:

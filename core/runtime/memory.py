@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h."""
 _LARGE = 1 << 20
+_LARGEST = 32 << 20
+"""The highest bound that glibc takes."""
 _KEPT = 64 << 20
 
 
-def return_large_blocks() -> None:
-    """Has glibc return each block of a megabyte or more to the system as soon as it is freed.
+@contextmanager
+def large_blocks_returned() -> Iterator[None]:
+    """While weights are loaded: glibc returns each block of a megabyte or more to the system as soon as it is freed.
 
-    Left to itself, glibc raises that bound to the largest block that was freed, up to 32 MB. The weights that stay
-    then lie between the holes of those that were only read, and a node held 30% more than its shard. Other
-    C libraries return large blocks in any case.
+    Left to itself, it raises that bound to the largest block that was freed, up to 32 MB. The weights that stay then
+    lie between the holes of those that were only read, and a node held 30% more than its shard. Afterwards it keeps
+    such blocks for the next that are asked for: a batch asks for the same few each time, and every page of one that
+    is mapped anew faults again. Other C libraries return large blocks in any case.
     """
+    _set_bounds(_LARGE)
+    try:
+        yield
+    finally:
+        _set_bounds(_LARGEST)
+
+
+def _set_bounds(mapped: int) -> None:
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
-        mallopt(_MMAP_THRESHOLD, _LARGE)
+        mallopt(_MMAP_THRESHOLD, mapped)
         mallopt(_TRIM_THRESHOLD, _KEPT)

@@ -15,7 +15,7 @@ from core.interfaces.dtypes import DType
 from core.interfaces.quantizer import Quantizer
 from core.plugins import PluginHost
 from core.runtime.device import refuse_dtype, torch_dtype
-from core.runtime.memory import return_large_blocks
+from core.runtime.memory import large_blocks_returned
 from core.runtime.plain import Plain
 from core.runtime.stage import Stage
 from core.runtime.weights import StageWeights, check_tensors, table_quantizer
@@ -109,7 +109,8 @@ class Model:
     ) -> tuple[Stage, int]:
         """The stage, and the bytes that were read for it. Its files have been fetched. `seen` is told each tensor."""
         weights = self._weights(self._stage_specs(layers), precision, device, progress, seen)
-        stack = self.architecture.build_layers(self.spec, layers, weights)
+        with large_blocks_returned():
+            stack = self.architecture.build_layers(self.spec, layers, weights)
         kv_token_bytes = len(layers) * self.kv_bytes(1, precision)
         stage = Stage(stack, layers, device, precision.residual, nbytes=weights.nbytes, kv_token_bytes=kv_token_bytes)
         return stage, weights.read_bytes
@@ -117,11 +118,13 @@ class Model:
     def load_layers(self, layers: range, precision: Precision, device: torch.device) -> LayerStack:
         """What a stage of `layers` computes with, without the caches of sessions."""
         weights = self._weights(self._stage_specs(layers), precision, device, None)
-        return self.architecture.build_layers(self.spec, layers, weights)
+        with large_blocks_returned():
+            return self.architecture.build_layers(self.spec, layers, weights)
 
     def load_ends(self, precision: Precision, device: torch.device, progress: Progress | None = None) -> Ends:
         weights = self._weights(self._end_specs(), precision.of_ends, device, progress)
-        return self.architecture.build_ends(self.spec, weights)
+        with large_blocks_returned():
+            return self.architecture.build_ends(self.spec, weights)
 
     def _weights(
         self,
@@ -134,7 +137,6 @@ class Model:
         refused = refuse_dtype(device, precision.compute)
         if refused:
             raise ConfigError(f"--dtype {precision.compute} can't be had", refused)
-        return_large_blocks()
         return StageWeights(
             self.checkpoint, specs, precision.quantizer, torch_dtype(precision.compute), device, progress, seen
         )

@@ -293,7 +293,9 @@ async def test_what_can_not_be_had_is_refused_on_admission(
 
 
 @pytest.mark.parametrize(
-    ("ids", "complaint"), [([], "the prompt is empty"), ([5, 320], "the model has no token 320")], ids=["empty", "outside"]
+    ("ids", "complaint"),
+    [([], "the prompt is empty"), ([5, 320], "the model has no token 320")],
+    ids=["empty", "outside"],
 )
 async def test_a_conversation_is_checked_like_any_prompt(
     model: Path, monkeypatch: pytest.MonkeyPatch, ids: list[int], complaint: str
