@@ -11,7 +11,7 @@ from core.errors import NoMulticast
 
 GROUP, PORT = "224.0.0.251", 5353
 """Multicast DNS (RFC 6762, section 3)."""
-HEAR_SECONDS = 1.0
+HEAR_SECONDS = 0.5
 _HEADER = struct.Struct("!6H")
 _TYPE_A, _CLASS_IN = 1, 1
 

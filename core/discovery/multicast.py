@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from typing import TypeVar
 
 import trio
-from zeroconf import Error, ServiceBrowser, ServiceInfo, ServiceStateChange, Zeroconf
+from zeroconf import ServiceBrowser, ServiceInfo, ServiceStateChange, Zeroconf
 
 from core.discovery.advert import Advert
 from core.errors import NoMulticast
@@ -69,10 +69,10 @@ async def _bounded(seconds: float, work: Callable[[], T]) -> T:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """A machine without a network is a RuntimeError to zeroconf."""
     try:
         yield
-    except (OSError, Error, RuntimeError) as error:
+    # A cluster serves without being found, whatever a network does to zeroconf.
+    except Exception as error:
         reason = str(error) or type(error).__name__
         raise NoMulticast("multicast DNS does not work here", reason, _EXPLICIT) from None
 
@@ -95,7 +95,7 @@ def _announce(advert: Advert, zeroconf: Zeroconf) -> None:
         other_ttl=_ADDRESS_SECONDS,
     )
     with _translated():
-        zeroconf.register_service(info)
+        zeroconf.register_service(info, allow_name_change=True)
 
 
 def _is_address(host: str) -> bool:
