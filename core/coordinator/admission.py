@@ -89,11 +89,7 @@ class Admission:
         """Whether its next rows fit into what it has reserved, or now has. If not it waits, and is begun again."""
         if len(session.tokens) <= session.reserved:
             return True
-        wanted = self._wanted(session) - session.reserved
-        gone = self.budget.reserve(wanted)
-        if gone is not None:
-            session.reserved += wanted
-            self._clear(gone)
+        if self._grow(session):
             return True
         if session is next(iter(self.running.values())):
             self._starved.append(session)
@@ -103,13 +99,13 @@ class Admission:
 
     def leave(self, session: Session) -> None:
         """It is over, and nothing of it is under way: its caches are kept for others, or freed."""
-        if session in self.waiting:
-            self.waiting.remove(session)
-        if self.running.pop(session.number, None) is None:
-            return
-        self.budget.release(session.reserved)
-        kept = [] if session.failure else session.tokens[: session.cached]
-        self._clear(self.budget.keep(session.cache, kept, capacity(max(session.most_cached, len(kept)))))
+        for waiting in (self.waiting, self._starved):
+            if session in waiting:
+                waiting.remove(session)
+        if self.running.pop(session.number, None) is not None:
+            self.budget.release(session.reserved)
+            kept = [] if session.failure else session.tokens[: session.cached]
+            self._clear(self.budget.keep(session.cache, kept, capacity(max(session.most_cached, len(kept)))))
         self._admit()
 
     @property
@@ -125,9 +121,10 @@ class Admission:
         """Lets in whoever is next while there is room. Nobody overtakes who waits for more room."""
         if self._begin is None:
             return
-        starved, self._starved = self._starved, []
-        for session in starved:
-            self._begin(session)
+        while self._starved:
+            if not self._grow(self._starved[0]):
+                return
+            self._begin(self._starved.pop(0))
         while self.waiting and len(self.running) < self._max_sessions:
             session = self._next()
             if not self._reserve(session):
@@ -151,6 +148,16 @@ class Admission:
             bound = min(bound, len(session.tokens) + ANSWER_TOKENS)
         return capacity(bound)
 
+    def _grow(self, session: Session) -> bool:
+        """Reserves the next part of what it may hold; False where there is no room for that."""
+        wanted = self._wanted(session) - session.reserved
+        gone = self.budget.reserve(wanted)
+        if gone is None:
+            return False
+        session.reserved += wanted
+        self._clear(gone)
+        return True
+
     def _reserve(self, session: Session) -> bool:
         wanted = self._wanted(session)
         kept, common = self._alike(session)
@@ -158,15 +165,15 @@ class Admission:
             gone = self.budget.reserve(wanted, spared=kept)
             if gone is not None:
                 self.budget.touch(kept)
-                self._orders.append(CopyCache(self._epoch, kept.cache, session.cache, common))
                 self._let_in(session, wanted, gone, common)
+                self._orders.append(CopyCache(self._epoch, kept.cache, session.cache, common))
                 return True
         wanted = max(wanted, kept.room if kept else 0)
         gone = self.budget.reserve(wanted, taken=kept)
         if gone is None:
             return False
         if kept is not None:
-            session.cache, session.most_cached = kept.cache, len(kept.tokens)
+            session.cache, session.most_cached = kept.cache, kept.room
         self._let_in(session, wanted, gone, common)
         return True
 
@@ -194,6 +201,7 @@ class Admission:
         self._clear([session.cache])
         session.restart()
         self.waiting.append(session)
+        self._admit()
 
     def _clear(self, caches: list[int]) -> None:
         if caches:

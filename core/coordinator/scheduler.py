@@ -81,7 +81,7 @@ class Scheduler:
 
     def _enqueue(self, session: Session, *, first: bool = False) -> None:
         """Into the next batch that has room for it, unless its reader has to catch up: that enqueues it again."""
-        if session.over or session.busy or session.queued or session.is_ahead:
+        if session.over or session.busy or session.queued or session.void or session.is_ahead:
             return
         session.queued = True
         queue = self._ready if session.answered else self._prefilling
@@ -158,7 +158,8 @@ class Scheduler:
         for entry in batch.entries:
             session = entry.session
             if not entry.is_last and not session.decoding.wants_prompt_logprobs:
-                session.cached = entry.end
+                if not session.void:
+                    session.cached = entry.end
                 self._telemetry.tell(session)
                 session.busy = False
                 self._enqueue(session, first=True)
@@ -200,6 +201,7 @@ class Scheduler:
 
     def _settle(self, session: Session, *, decided: bool) -> None:
         session.under_way -= 1
+        session.void = session.void and session.under_way > 0
         if decided:
             session.busy = False
         self._free_if_over(session)
@@ -210,14 +212,14 @@ class Scheduler:
         by_stage = isinstance(error, StageError) and error.node
         for entry in batch.entries:
             session = entry.session
-            if by_stage and len(batch.entries) > 1:
+            if session.void or (by_stage and len(batch.entries) > 1):
                 session.cached = min(session.cached, entry.start)
             elif by_stage and entry.start > 0 and not session.restarted:
                 session.restart()
                 session.restarted = True
             else:
                 session.fail(error)
-            session.alone = True
+            session.alone = session.void = True
             self._settle(session, decided=True)
 
     def _free_if_over(self, session: Session) -> None:

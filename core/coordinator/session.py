@@ -49,6 +49,8 @@ class Session:
         """Whether a token was decoded on these caches: what comes next are decode steps."""
         self.alone = False
         """Whether a batch failed that it was in with others: the next one is its own."""
+        self.void = False
+        """Whether a batch failed that it was in: it goes on when nothing is under way that was sent before."""
         self.restarted = False
         """Whether it was begun anew because its caches failed it."""
         self.over = False
