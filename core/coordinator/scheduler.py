@@ -149,7 +149,7 @@ class Scheduler:
         while queue and not (others and (queue[0].alone or others[0].session.alone)):
             session = queue.popleft()
             session.queued = False
-            if not session.over:
+            if not session.over and not session.void:
                 return session
         return None
 
