@@ -218,6 +218,7 @@ class Scheduler:
                 session.restart()
                 session.restarted = True
             else:
+                session.cached = 0
                 session.fail(error)
             session.alone = session.void = True
             self._settle(session, decided=True)
