@@ -18,6 +18,7 @@ from core.cli.options import CacheDir, Device, LogLevel, StateDirectory, Threads
 from core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from core.node.state import Activity
     from core.trust.cluster import Membership
     from core.trust.state_dir import StateDir
 
@@ -102,16 +103,36 @@ def node(
             if end_with_stdin:
                 nursery.start_soon(_end_with_stdin, nursery.cancel_scope)
             with Bars(shown=not end_with_stdin) as bars:
-
-                def show(activity: Activity) -> None:
-                    if activity.state == "asking":
-                        typer.echo(activity.detail)
-                    bars.show({f"{activity.detail} layers": activity.progress} if activity.progress else {})
-
-                await run_node(settings, plugins, Activity(on_change=show), duty)
+                teller = _Teller(bars, told=not end_with_stdin)
+                await run_node(settings, plugins, Activity(on_change=teller.show), duty)
             nursery.cancel_scope.cancel()
 
     run(main, end=leave)
+
+
+class _Teller:
+    """Says in a line what the node does, when that changes, and shows a bar while it downloads or loads.
+
+    Not `told`: whoever started this process says it.
+    """
+
+    def __init__(self, bars: Bars, *, told: bool) -> None:
+        self._bars = bars
+        self._told = told
+        self._said = ""
+
+    def show(self, activity: Activity) -> None:
+        if activity.progress is None:
+            self._say(activity)
+        self._bars.show({f"{activity.detail} layers": activity.progress} if activity.progress else {})
+
+    def _say(self, activity: Activity) -> None:
+        layers = f" layers [{activity.layers.start}, {activity.layers.stop})" if activity.layers else ""
+        detail = f": {activity.detail}" if activity.detail and activity.state != "connecting" else ""
+        said = activity.detail if activity.state == "asking" else f"{activity.state}{layers}{detail}"
+        if said != self._said and (self._told or activity.state == "asking"):
+            typer.echo(said)
+        self._said = said
 
 
 def _asking(key: str | None, join: str | None, elsewhere: str | int | None, state: StateDir) -> Membership:

@@ -131,8 +131,9 @@ def serve(
             if not is_loopback(node_host):
                 typer.echo("friends     each joins with a link of its own, printed by: core invite")
             typer.echo(f"model       {settings.served_model_name}")
-            await show_progress(server.coordinator)
-            await trio.sleep_forever()
+            while True:
+                await show_progress(server.coordinator)
+                await _until_lost(server.coordinator)
 
     run(main)
 
@@ -176,7 +177,7 @@ async def serving(
 
 
 async def show_progress(coordinator: Coordinator) -> None:
-    """Says what happens, with a bar for whatever downloads or loads, until the route is ready the first time."""
+    """Says what happens, with a bar for whatever downloads or loads, until a route is ready."""
     last = ""
     with Bars() as bars:
         while True:
@@ -190,6 +191,16 @@ async def show_progress(coordinator: Coordinator) -> None:
                 break
             await trio.sleep(_WATCH_SECONDS)
     typer.echo(describe_plan(status))
+
+
+async def _until_lost(coordinator: Coordinator) -> None:
+    """Until the route that is ready now is so no more, or another one has taken its place."""
+    epoch = coordinator.status().route_epoch
+    while True:
+        status = coordinator.status()
+        if (status.state, status.route_epoch) != ("ready", epoch):
+            return
+        await trio.sleep(_WATCH_SECONDS)
 
 
 def _bars(status: ClusterStatus) -> dict[str, tuple[int, int]]:

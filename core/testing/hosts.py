@@ -9,6 +9,7 @@ Needs Linux, root, and the command `ip`; `can_have_hosts` says whether all is th
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import socket
@@ -38,6 +39,10 @@ class Host:
         return ["ip", "netns", "exec", self.name, *words]
 
 
+_NETWORKS = itertools.count(1)
+"""The system may still be taking down the last one's cables when the next one's are laid."""
+
+
 @dataclass(slots=True)
 class Network:
     hosts: list[Host] = field(default_factory=list)
@@ -64,12 +69,13 @@ def can_have_hosts() -> bool:
 @asynccontextmanager
 async def open_hosts(count: int) -> AsyncIterator[Network]:
     """Up to 200 hosts that reach each other and nothing else, for the length of the block."""
-    network, switch = Network(), f"cs{os.getpid()}"
+    mark = f"{os.getpid()}{next(_NETWORKS)}"
+    network, switch = Network(), f"cs{mark}"
     try:
         await _ip("link", "add", switch, "type", "bridge")
         await _ip("link", "set", switch, "up")
         for number in range(count):
-            network.hosts.append(await _plugged_in(switch, number))
+            network.hosts.append(await _plugged_in(switch, mark, number))
         async with trio.open_nursery() as nursery:
             for host in network.hosts:
                 nursery.start_soon(_listen, host.cable, network.seen)
@@ -82,9 +88,8 @@ async def open_hosts(count: int) -> AsyncIterator[Network]:
             await _ip("link", "del", switch, check=False)
 
 
-async def _plugged_in(switch: str, number: int) -> Host:
-    pid = os.getpid()
-    host = Host(f"core-{pid}-{number}", f"10.77.0.{number + 1}", f"ch{pid}.{number}")
+async def _plugged_in(switch: str, mark: str, number: int) -> Host:
+    host = Host(f"core-{mark}-{number}", f"10.77.0.{number + 1}", f"ch{mark}.{number}")
     await _ip("netns", "add", host.name)
     await _ip("link", "add", host.cable, "type", "veth", "peer", "name", "eth0", "netns", host.name)
     await _ip("link", "set", host.cable, "master", switch, "up")

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 SCRIPT = """
-import psutil, resource, torch
+import psutil, resource, threading, torch
 from core.runtime.memory import large_blocks_returned
 
 MB = 1 << 20
@@ -22,16 +22,24 @@ def given_back():
     del read_only
     return (held - psutil.Process().memory_info().rss) // MB
 
-def faults_of_another_block():
+def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     block(4)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-with large_blocks_returned():
-    print(given_back())
-    print(faults_of_another_block())
-block(4)
-print(faults_of_another_block())
+def fewest_faults():
+    return min(faults() for _ in range(20))
+
+def compute():
+    with large_blocks_returned():
+        print(given_back())
+        print(fewest_faults())
+    print(fewest_faults())
+
+torch.set_num_threads(1)
+thread = threading.Thread(target=compute)  # as everything that loads and computes
+thread.start()
+thread.join()
 """
 
 
