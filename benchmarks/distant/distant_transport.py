@@ -12,7 +12,7 @@ from core_plugin_websocket.transport import TrioWebsocketTransport
 
 from core import hookimpl
 from core.errors import ChannelClosed
-from core.interfaces.transport import Channel, Handler, Transport
+from core.interfaces.transport import Channel, Credentials, Handler, Transport
 
 DELAY_SECONDS = float(os.environ.get("DISTANT_MS", "20")) / 1000
 _QUEUE = 4096
@@ -22,7 +22,8 @@ class DistantChannel(Channel):
     """Reads the near channel at once, and hands its messages out when their time has come."""
 
     def __init__(self, near: Channel) -> None:
-        self.peer, self.local_host = near.peer, near.local_host
+        self.peer, self.local_host, self.secure = near.peer, near.local_host, near.secure
+        self.settled = near.settled  # type: ignore[method-assign]
         self.send, self.send_now, self.aclose = near.send, near.send_now, near.aclose  # type: ignore[method-assign]
         self._near = near
         self._put, self._queue = trio.open_memory_channel[tuple[float, bytes | ChannelClosed]](_QUEUE)
@@ -57,17 +58,23 @@ class DistantTransport(Transport):
         self._near = TrioWebsocketTransport()
 
     async def listen(
-        self, host: str, port: int, handler: Handler, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
+        self,
+        host: str,
+        port: int,
+        handler: Handler,
+        *,
+        credentials: Credentials | None = None,
+        task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         async def serve(channel: Channel) -> None:
             async with _distant(channel) as far:
                 await handler(far)
 
-        await self._near.listen(host, port, serve, task_status=task_status)
+        await self._near.listen(host, port, serve, credentials=credentials, task_status=task_status)
 
     @asynccontextmanager
-    async def dial(self, host: str, port: int, *, timeout: float) -> AsyncIterator[Channel]:
-        async with self._near.dial(host, port, timeout=timeout) as channel, _distant(channel) as far:
+    async def dial(self, host: str, port: int, *, timeout: float, pin: bytes | None = None) -> AsyncIterator[Channel]:
+        async with self._near.dial(host, port, timeout=timeout, pin=pin) as channel, _distant(channel) as far:
             yield far
 
 
