@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 INSTALLED_PACKAGE := $(VENV)/.installed-package
-BENCHMARKS := $(filter-out benchmarks/_% benchmarks/clients.py benchmarks/cuda.py benchmarks/llama_cpp.py,$(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out benchmarks/_% benchmarks/clients.py benchmarks/cuda.py benchmarks/beside_llama.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types package bench clean

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "llama_cpp.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "beside_llama.py"
 
 
 class FakeLlama:
