@@ -302,7 +302,9 @@ def test_asking_for_what_a_broken_plugin_may_have_added_says_why_it_is_missing(l
 
 
 @pytest.mark.parametrize("model", ["models/none.gguf", "/nope", "./x", "../x", "~/none"])
-def test_a_path_that_does_not_exist_is_said_not_to(model: str) -> None:
+def test_a_path_that_does_not_exist_is_said_not_to(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(CheckpointError, match=f"there is no file or directory {model}.*check the path"):
         PluginHost().open_checkpoint(Source(model))
 
