@@ -59,12 +59,9 @@ def _entry(session: Session, start: int, tokens: list[int], drafts: int, outputs
 class Batch:
     def __init__(self, entries: Sequence[Entry]) -> None:
         self.entries = entries
+        self.tokens = [token for entry in entries for token in entry.tokens]
         self.decodes = all(entry.session.answered for entry in entries)
         self._began = time.perf_counter()
-
-    @property
-    def tokens(self) -> list[int]:
-        return [token for entry in self.entries for token in entry.tokens]
 
     def seconds(self) -> float:
         """Since it was made up."""

@@ -1,4 +1,4 @@
-"""Admits generations to the route of now as sessions, and counts their tokens; tells what each node is doing."""
+"""Turns requests into sessions of the route of now; tells what each node is doing."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Generator:
             stop_ids=eos | frozenset(request.stop_token_ids),
             max_tokens=room,
             bounded=request.max_tokens is not None,
-            speculation=Speculation(Drafter() if speculates else None),
+            speculation=Speculation(Drafter() if speculates else None, prompt),
             logprobs=request.logprobs,
             prompt_logprobs_asked=request.prompt_logprobs,
         )

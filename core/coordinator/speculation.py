@@ -18,10 +18,13 @@ class Speculation:
     """Lossless: a draft only decides how many tokens one step may bring, never which (Leviathan et al.,
     arXiv:2211.17192; drafts from the text itself: prompt lookup decoding). `drafter` None: never guesses."""
 
-    def __init__(self, drafter: Drafter | None) -> None:
+    def __init__(self, drafter: Drafter | None, prompt: Sequence[int] = ()) -> None:
+        """Takes a long prompt in at once, which is no work for the event loop."""
         self._drafter = drafter
         self.drafted = self.accepted = 0
-        self._seen = 0
+        self._seen = len(prompt)
+        if drafter is not None:
+            drafter.extend(prompt)
         self._length = SHORTEST
         self._plain = Average()
         self._rest = FIRST_REST
