@@ -34,10 +34,14 @@ from core.protocol.messages import PROTOCOL_VERSION, Hello, HelloAck
 from core.testing.transport import LOOPBACK, MemoryChannel, MemoryTransport
 from core.trust.cluster import Membership
 from core.trust.identity import short_id
+from core.trust.state_dir import StateDir
 
 POLL_SECONDS = 0.005
 WAIT_SECONDS = 30.0
 JUMP_SECONDS = 0.25
+FRIENDS_SECONDS = 60
+HERE = "192.168.1.7"
+"""Where a coordinator is that is open to friends; they are elsewhere."""
 NODE_MEMORY = 64 * 2**20
 """What a node offers where the test does not say: a tiny model fits many times."""
 
@@ -321,3 +325,12 @@ async def memory_cluster(
             await cluster.start_node(node_id)
         yield cluster
         nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def open_to_friends(model: Path, state: StateDir, **settings: Any) -> AsyncIterator[MemoryCluster]:
+    """A cluster at `HERE` for machines elsewhere: its key and register are kept in `state`. Given up after a minute."""
+    friendly: dict[str, Any] = {"node_host": "0.0.0.0", "state_dir": state.path, "advertise": (HERE,)}
+    with trio.fail_after(FRIENDS_SECONDS):
+        async with memory_cluster(model, **friendly, **settings) as cluster:
+            yield cluster

@@ -16,6 +16,7 @@ from core.coordinator.route import Route
 from core.runtime.stage import Stage
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.cluster_in_memory import MemoryCluster
+from core.trust.state_dir import StateDir
 
 PROMPT = tuple(range(40, 60))
 TOKENS = 24
@@ -40,6 +41,12 @@ def oracle(model: Path) -> str:
     ids = reference.generate(torch.tensor([PROMPT]), max_new_tokens=TOKENS, do_sample=False)[0, len(PROMPT) :]
     text: str = AutoTokenizer.from_pretrained(model).decode(ids)
     return text
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDir:
+    """Where a host keeps its key and its register."""
+    return StateDir.open(tmp_path / "host")
 
 
 @pytest.fixture

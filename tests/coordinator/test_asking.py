@@ -18,7 +18,14 @@ from core.node.agent import run_node
 from core.node.settings import NodeSettings
 from core.node.state import Activity, Duty
 from core.protocol.messages import PROTOCOL_VERSION, Asking, Challenge, Error, Hello, Message, Reveal
-from core.testing.cluster_in_memory import POLL_SECONDS, Machine, MemoryCluster, memory_cluster, plugins_on
+from core.testing.cluster_in_memory import (
+    HERE,
+    POLL_SECONDS,
+    Machine,
+    MemoryCluster,
+    open_to_friends,
+    plugins_on,
+)
 from core.testing.transport import MemoryTransport
 from core.trust.asking import code, commitment
 from core.trust.cluster import Cluster, Membership
@@ -28,23 +35,7 @@ from core.trust.register import Asker, Register
 from core.trust.state_dir import StateDir
 
 SECONDS = 60
-HERE = "192.168.1.7"
-"""Where the coordinator is."""
 FRIEND = "192.168.1.9"
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> StateDir:
-    return StateDir.open(tmp_path / "host")
-
-
-@asynccontextmanager
-async def open_to_friends(model: Path, state: StateDir, **settings: Any) -> AsyncIterator[MemoryCluster]:
-    with trio.fail_after(SECONDS):
-        async with memory_cluster(
-            model, node_host="0.0.0.0", state_dir=state.path, advertise=(HERE,), **settings
-        ) as cluster:
-            yield cluster
 
 
 class Friend:

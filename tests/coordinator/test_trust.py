@@ -19,7 +19,13 @@ from core.node.agent import run_node
 from core.node.settings import NodeSettings
 from core.node.state import Activity
 from core.protocol.messages import PROTOCOL_VERSION, Challenge, Error, Hello, Message, PeerHello
-from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster, plugins_on
+from core.testing.cluster_in_memory import (
+    HERE,
+    Machine,
+    MemoryCluster,
+    open_to_friends,
+    plugins_on,
+)
 from core.trust import register as registers
 from core.trust.cluster import Cluster, Membership
 from core.trust.identity import Identity
@@ -31,22 +37,6 @@ from core.trust.state_dir import StateDir
 
 SECONDS = 60
 HOUR = 3600
-HERE = "192.168.1.7"
-"""Where the coordinator is; friends are elsewhere."""
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> StateDir:
-    return StateDir.open(tmp_path / "host")
-
-
-@asynccontextmanager
-async def open_to_friends(model: Path, state: StateDir, **settings: Any) -> AsyncIterator[MemoryCluster]:
-    with trio.fail_after(SECONDS):
-        async with memory_cluster(
-            model, node_host="0.0.0.0", state_dir=state.path, advertise=(HERE,), **settings
-        ) as cluster:
-            yield cluster
 
 
 def invited(state: StateDir, name: str = "") -> Membership:
