@@ -283,7 +283,10 @@ class MemoryCluster:
 
 
 async def pass_time(clock: MockClock, seconds: float) -> None:
-    """Lets `seconds` of a clock pass in little jumps, each with all that follows from it but what threads compute."""
+    """Lets `seconds` of a clock pass in little jumps, each with all that follows from it but what threads compute.
+
+    So wait first for what threads are at: a load that takes 50 ms of yours can take minutes of this clock.
+    """
     for _ in range(math.ceil(seconds / JUMP_SECONDS)):
         clock.jump(JUMP_SECONDS)
         await wait_all_tasks_blocked()

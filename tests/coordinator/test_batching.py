@@ -135,9 +135,11 @@ async def test_too_many_that_wait_and_too_long_a_wait_are_refused(
         async with memory_cluster(model, "a", max_sessions=1) as cluster:
             await cluster.ready()
             async with cluster.coordinator.generate(greedy(prompt, 200)), trio.open_nursery() as nursery:
+                admission = inside(cluster).generator.scheduler.admission
                 nursery.start_soon(wait, cluster)
-                await cluster.until(lambda _: len(inside(cluster).generator.scheduler.admission.waiting) == 1)
+                await cluster.until(lambda _: len(admission.waiting) == 1)
                 await wait(cluster)
+                await cluster.until(lambda _: all(session.is_ahead for session in admission.running.values()))
                 await pass_time(clock, 121)
             assert "1 requests are waiting" in refusals[0]
             assert "no room within 120 s" in refusals[1]

@@ -357,6 +357,7 @@ async def test_a_node_that_says_nothing_while_it_loads_is_left_out(
             assert isinstance((await mute.receive()).message, Assignment)
             nursery.start_soon(answer_heartbeats_alone, mute)
             await cluster.start_node("c")
+            await cluster.until(lambda status: status.nodes[0].state == "loaded")
             await pass_time(clock, STALL_SECONDS + 1)
             status = await cluster.until(lambda status: status.nodes[1].state == "failed")
             assert status.nodes[1].detail == "no answer within 180 s"
