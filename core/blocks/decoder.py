@@ -85,7 +85,7 @@ class DecoderLayer:
     def __call__(self, hidden: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
         before_attention, before_mlp = self.norms
         hidden = hidden + self.attention(before_attention(hidden), rotation, batch)
-        return hidden + self.mlp(before_mlp(hidden))
+        return hidden.add_(self.mlp(before_mlp(hidden)))
 
 
 class PostNormLayer(DecoderLayer):
@@ -101,7 +101,7 @@ class PostNormLayer(DecoderLayer):
     def __call__(self, hidden: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
         before_attention, after_attention, before_mlp, after_mlp = self.norms
         hidden = hidden + after_attention(self.attention(before_attention(hidden), rotation, batch))
-        return hidden + after_mlp(self.mlp(before_mlp(hidden)))
+        return hidden.add_(after_mlp(self.mlp(before_mlp(hidden))))
 
 
 class DecoderStack:

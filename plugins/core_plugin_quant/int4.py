@@ -45,7 +45,7 @@ class Int4Linear:
         if self.kernel and suits_kernel(x):
             packed = self.values.view(self.out_features, self.in_features // 2)
             y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, self.group, self.scales)
-            return y if self.bias is None else y + self.bias
+            return y if self.bias is None else y.add_(self.bias)
         return multiply_parts(x, (self.out_features, self.in_features), self._dequantise, self.bias)
 
     def rows(self, ids: Tensor) -> Tensor:

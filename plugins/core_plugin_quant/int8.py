@@ -30,7 +30,7 @@ class Int8Linear:
     def __call__(self, x: Tensor) -> Tensor:
         if self.kernel and suits_kernel(x):
             y = torch._weight_int8pack_mm(x, self.values, self.scale)
-            return y if self.bias is None else y + self.bias
+            return y if self.bias is None else y.add_(self.bias)
         rows, columns = self.values.shape
         return multiply_parts(x, (rows, columns), self._dequantise, self.bias)
 

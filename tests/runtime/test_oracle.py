@@ -171,3 +171,12 @@ def test_a_batch_of_many_sessions_equals_each_alone(checkpoint: Path) -> None:
             hidden = run.ends.embed(torch.tensor([t for tokens in prompts for t in tokens]))
             together = run.ends.logits(run.stages[0].run(hidden, pieces, outputs_only=False))
     assert (alone - together).abs().max() < 1e-4
+
+
+def test_layers_leave_what_arrived_as_it_was(checkpoint: Path) -> None:
+    hidden = torch.randn(3, 64, generator=torch.Generator().manual_seed(10))
+    arrived = hidden.clone()
+    with opened(checkpoint, DType.FP32, DType.FP32) as (model, precision):
+        stage, _ = model.load_stage(range(0, 4), precision, CPU)
+        result = stage.run(arrived, [Piece(1, 0, 3, 3)], outputs_only=False)
+    assert torch.equal(arrived, hidden) and not torch.equal(result, hidden)
