@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Annotated
 
@@ -15,6 +16,7 @@ app = typer.Typer(
     help="Pool machines into one cluster that serves a language model.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut the names of long options
 )
 app.command("serve")(serve.serve)
 app.command("node")(node.node)
@@ -30,7 +32,10 @@ app.command("doctor")(doctor.doctor)
 
 
 def main() -> None:
-    """Runs `core`: a CoreError becomes lines on stderr and an exit status, and what is a bug keeps its traceback."""
+    """Runs `core`: a CoreError becomes lines on stderr and an exit status, and what is a bug keeps its traceback.
+
+    The status is 2 for what can't be done as it was asked, 1 for what failed, 130 after Ctrl-C.
+    """
     status = 0
     try:
         app()
@@ -39,6 +44,8 @@ def main() -> None:
     except* CoreError as group:
         for error in leaves(group):
             status = max(status, _report(error))
+    finally:
+        gc.freeze()  # what is left is freed by the process's end: not to be gone through first, torch and all
     sys.exit(status)
 
 

@@ -20,7 +20,10 @@ AllowAnonymousApi = Annotated[
     bool, typer.Option("--allow-anonymous-api", help="Let everyone who reaches --api-host ask, without a key.")
 ]
 CorsOrigins = Annotated[
-    list[str] | None, typer.Option("--cors-origin", help="Let pages of this origin ask, such as https://chat.example.")
+    list[str] | None,
+    typer.Option(
+        "--cors-origin", metavar="ORIGIN", help="Let pages of it ask, such as https://chat.example; once per origin."
+    ),
 ]
 
 

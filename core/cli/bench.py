@@ -42,7 +42,7 @@ def bench(
     transport: TransportName = "trio-websocket",
     hf_cache_dir: CacheDir = None,
 ) -> None:
-    """Time a whole model in this process: tokens per second of prefill and decode, without any network."""
+    """Time a whole model on this machine alone. Prefill and decode, in this process, without any network."""
     set_up_logging("warning")
     import torch
     from rich.console import Console

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from enum import StrEnum
 
 import trio
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -39,26 +40,34 @@ def set_up_logging(level: str) -> None:
 def run(main: Callable[[], Awaitable[None]], *, end: Callable[[], None] | None = None) -> None:
     """Runs `main` in trio until it ends, or until SIGTERM or Ctrl-C, either of which cancels it cleanly.
 
-    With `end`, the first signal calls that, and it is the second which cancels.
+    With `end`, the first signal calls that, and it is the second which cancels. Raises KeyboardInterrupt when all is
+    done, if Ctrl-C ended it.
     """
-    trio.run(_until_signalled, main, end)
+    if signal.SIGINT in trio.run(_until_signalled, main, end):
+        raise KeyboardInterrupt
 
 
-async def _until_signalled(main: Callable[[], Awaitable[None]], end: Callable[[], None] | None) -> None:
+async def _until_signalled(main: Callable[[], Awaitable[None]], end: Callable[[], None] | None) -> list[int]:
+    """The signals that came."""
+    heeded: list[int] = []
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_heed, signals, end, nursery.cancel_scope)
+            nursery.start_soon(_heed, signals, heeded, end, nursery.cancel_scope)
             await main()
             nursery.cancel_scope.cancel()
+    return heeded
 
 
-async def _heed(signals: AsyncIterator[int], end: Callable[[], None] | None, scope: trio.CancelScope) -> None:
-    async for _ in signals:
-        if end is None:
-            scope.cancel()
-        else:
+async def _heed(
+    signals: AsyncIterator[int], heeded: list[int], end: Callable[[], None] | None, scope: trio.CancelScope
+) -> None:
+    async for number in signals:
+        heeded.append(number)
+        if end is not None and len(heeded) == 1:
             end()
-            end = None
+        else:
+            typer.echo("stopping", err=True)
+            scope.cancel()
 
 
 class Bars:

@@ -13,7 +13,7 @@ import trio
 import typer
 
 from core.cli.console import run, set_up_logging
-from core.cli.demo_model import demo_model
+from core.cli.demo_model import demo_model, model_path
 from core.cli.options import LogLevel
 from core.cli.serve import Server, serving, show_progress
 from core.coordinator.settings import CoordinatorSettings
@@ -33,9 +33,10 @@ def demo(
     api_port: Annotated[int, typer.Option(help="0 takes any free port.", min=0, max=65535)] = 0,
     log_level: LogLevel = "warning",
 ) -> None:
-    """Try it: a small real model, split over node processes on this machine, answers a question."""
+    """Try it: a small model on this machine answers a question. It is real, and split over node processes."""
     set_up_logging(log_level)
-    typer.echo("model       SmolLM2-135M-Instruct, from the cache or downloaded (98 MB)")
+    typer.echo("model       SmolLM2-135M-Instruct, 98 MB, downloaded the first time")
+    typer.echo(f"            in {model_path()}")
     settings = CoordinatorSettings(
         source=Source(str(demo_model())),
         served_model_name="smollm2-135m-instruct",

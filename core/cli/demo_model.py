@@ -24,14 +24,19 @@ FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DOWNLOAD_SECONDS = 1800
 
 
+def model_path(cache: Path | None = None) -> Path:
+    """Where the model's GGUF file lies in the user's cache, or will."""
+    return (cache or user_cache_path("core") / "models") / Path(MEMBER).name
+
+
 def demo_model(cache: Path | None = None) -> Path:
     """The model's GGUF file in the user's cache, brought there where it isn't yet (98 MB).
 
     Raises CheckpointError where it can't be downloaded, or isn't what it should be.
     """
-    directory = cache or user_cache_path("core") / "models"
+    path = model_path(cache)
+    directory = path.parent
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / Path(MEMBER).name
     with _alone(path):
         if not path.exists() or _sha256(path) != FILE_SHA256:
             with tempfile.TemporaryDirectory(dir=directory) as scratch:

@@ -15,7 +15,7 @@ _STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.BAD: "red"}
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Check this machine: devices, memory, ports, plugins, versions, the model hub and the disk."""
+    """Check this machine, and say what to do. Devices, memory, ports, network, plugins, versions, hub, disk."""
     findings = []
     for finding in examine():
         findings.append(finding)

@@ -28,7 +28,7 @@ def invite(
     revoke: Annotated[str | None, typer.Option(metavar="ID", help="Make an invite useless instead.")] = None,
     state_dir: StateDirectory = None,
 ) -> None:
-    """Invite one machine: print a link for it, and the same as a QR code. Whoever uses the link first can join."""
+    """Invite one machine with a link. It is printed, as a QR code too; whoever uses it first can join."""
     from core.trust.invite import new_invite
     from core.trust.register import Register
     from core.trust.serving import is_serving

@@ -26,7 +26,7 @@ def members(
     ] = None,
     state_dir: StateDirectory = None,
 ) -> None:
-    """List the machines that joined, and those that ask to; let one in, or turn one out."""
+    """List the machines that joined; let one in, or turn one out."""
     from core.trust.register import Register
     from core.trust.serving import is_serving
     from core.trust.state_dir import StateDir

@@ -61,7 +61,7 @@ def node(
     peer_host: Annotated[str | None, typer.Option(hidden=True)] = None,
     end_with_stdin: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Join a cluster with this machine: load the layers that it assigns, and serve them."""
+    """Join a cluster with this machine. It loads the layers that it is assigned, and serves them."""
     set_up_logging(log_level)
     from core.node.agent import run_node
     from core.node.settings import NodeSettings

@@ -17,7 +17,9 @@ _SIZE = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<number>\d+(?:\.\d+)?)\s*(?P<unit
 
 def plan(
     model: ModelName,
-    node: Annotated[list[str], typer.Option(help="A node's memory: 8gb, 500mb or name=24gb; once per node.")],
+    node: Annotated[
+        list[str], typer.Option(metavar="SIZE", help="A node's memory: 8gb, 500mb or name=24gb; once per node.")
+    ],
     revision: Revision = None,
     min_nodes: Annotated[int, typer.Option(help="Use at least so many nodes.", min=1)] = 1,
     max_nodes: Annotated[int | None, typer.Option(help="Use at most so many nodes.", min=1)] = None,
@@ -28,7 +30,7 @@ def plan(
     planner: PlannerName = "balanced",
     hf_cache_dir: CacheDir = None,
 ) -> None:
-    """Show which node would hold which layers of a model, and what would be missing."""
+    """Show which node would hold which layers of a model. No weights are loaded."""
     set_up_logging("warning")
     from core.coordinator.planning import node_memory, plan_request
     from core.interfaces.planner import Candidate

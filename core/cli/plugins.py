@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def plugins(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List the plugins: what each adds, and why a broken one is set aside."""
+    """List the plugins, what each adds, and what broke one."""
     from rich.console import Console
 
     from core.plugins import PluginHost

@@ -81,7 +81,7 @@ def serve(
     planner: PlannerName = "balanced",
     advertise: Annotated[
         list[str] | None,
-        typer.Option(metavar="HOST", help="Where invites lead, instead of to this machine's addresses; repeatable."),
+        typer.Option(metavar="HOST", help="Where invites lead, instead of to this machine's addresses; once per host."),
     ] = None,
     announce: Annotated[
         bool, typer.Option(help="Be found on the local network by those who look for a cluster to join.")
@@ -89,7 +89,7 @@ def serve(
     state_dir: StateDirectory = None,
     log_level: LogLevel = "info",
 ) -> None:
-    """Serve a model with the machines that join, behind an OpenAI-compatible API."""
+    """Serve a model with the machines that join. The API is OpenAI's: any client of that works."""
     from core.trust.addresses import is_loopback
 
     set_up_logging(log_level)

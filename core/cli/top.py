@@ -26,7 +26,7 @@ def top(
     url: ApiUrl = "http://127.0.0.1:8000",
     once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
 ) -> None:
-    """Show a running cluster: nodes, layers, memory, speed, generations. The API key, if any, is CORE_API_KEY's."""
+    """Show a running cluster, live. The API key, if it needs one, is taken from CORE_API_KEY."""
     run(partial(_watch, url.rstrip("/"), once))
 
 

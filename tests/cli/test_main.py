@@ -1,18 +1,22 @@
 """The `core` command itself: help, version, and how failures end."""
 
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import core
 from core import cli
 from core.errors import ConfigError, CoreError, PluginError
 
 Fail = Callable[[BaseException], int | str | None]
+COMMANDS = [command.name for command in cli.app.registered_commands]
 
 
 @pytest.fixture
@@ -52,6 +56,23 @@ def test_help_lists_the_commands_and_imports_no_torch() -> None:
     assert "doctor" in done.stdout
     assert "plugins" in done.stdout
     assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_fits_and_cuts_nothing(command: str, columns: int) -> None:
+    shown = CliRunner().invoke(cli.app, [*command.split(), "--help"], env={"COLUMNS": str(columns)}).output
+    assert max(map(len, shown.splitlines())) <= columns
+    assert not re.search(r"\w(\.\.\.|…)", shown), "a name or a sentence is cut"
+    missing = [name for name in option_names(command) if name not in shown.split()]
+    assert missing == []
+
+
+def option_names(command: str) -> list[str]:
+    group: Any = typer.main.get_command(cli.app)
+    parameters = (group.commands[command] if command else group).params
+    shown = [each for each in parameters if not getattr(each, "hidden", False)]
+    return [name for each in shown for name in (*each.opts, *each.secondary_opts) if name.startswith("--")]
 
 
 def test_an_unknown_option_is_a_usage_error() -> None:
@@ -100,6 +121,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 INTERRUPTIBLE = """
 import sys, trio, typer
 from core import cli
+from core.cli.console import run
 
 async def wait():
     async with trio.open_nursery() as nursery:
@@ -108,7 +130,7 @@ async def wait():
 
 @cli.app.command()
 def forever():
-    trio.run(wait)
+    {run}(wait)
 
 sys.argv = ["core", "forever"]
 cli.main()
@@ -116,13 +138,23 @@ cli.main()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child on Windows")
-def test_ctrl_c_ends_a_running_command_without_a_traceback() -> None:
+@pytest.mark.parametrize(
+    ("run", "number", "status", "said"),
+    [
+        ("trio.run", signal.SIGINT, 130, ""),
+        ("run", signal.SIGINT, 130, "stopping\n"),
+        ("run", signal.SIGTERM, 0, "stopping\n"),
+    ],
+)
+def test_a_signal_ends_a_running_command_without_a_traceback(
+    run: str, number: signal.Signals, status: int, said: str
+) -> None:
+    script = INTERRUPTIBLE.format(run=run)
     with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert errors == ""
+    assert (process.returncode, errors) == (status, said)
