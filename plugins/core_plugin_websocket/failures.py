@@ -46,6 +46,10 @@ def handshake_failed(peer: str, ended: bool, failure: Exception | None) -> Chann
     return ChannelClosed(title, "it closed the connection during the handshake", _CHECK_PORT)
 
 
+def from_a_browser(peer: str) -> ChannelClosed:
+    return ChannelClosed(f"no websocket with {peer}", "a web page asked for it, in a browser")
+
+
 def no_tls(peer: str, error: Exception) -> ChannelClosed:
     """Why a TCP connection did not become an encrypted one."""
     title = f"no encrypted connection with {peer}"

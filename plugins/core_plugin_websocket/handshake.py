@@ -11,7 +11,8 @@ import trio
 import trio_websocket
 from wsproto.utilities import LocalProtocolError
 
-from core_plugin_websocket.failures import closed, handshake_failed
+from core.errors import ChannelClosed
+from core_plugin_websocket.failures import closed, from_a_browser, handshake_failed
 
 _logger = logging.getLogger(__name__)
 _REQUEST = re.compile(rb"\n\r?\n")
@@ -26,10 +27,16 @@ _ENDED = (
 
 
 async def accept_client(stream: trio.abc.Stream, peer: str, deadline: float) -> bytes:
-    """Answers a client's handshake. Returns what came behind it; raises ChannelClosed where there is none in time."""
+    """Answers a client's handshake. Returns what came behind it; raises ChannelClosed where there is none in time.
+
+    A browser is refused (RFC 6455, section 10.2): any web page may have it open a websocket to this very machine.
+    """
 
     async def accept(reader: _Reader, head: _HeadStream) -> None:
         request = await trio_websocket.wrap_server_stream(reader, head)
+        if any(name.lower() == b"origin" for name, _ in request.headers):
+            await request.reject(403)
+            raise from_a_browser(peer)
         await request.accept()
 
     return await _shake_hands(accept, _HeadStream(stream, _REQUEST), peer, deadline)
@@ -115,9 +122,11 @@ async def _shake_hands(
         try:
             await shake(reader, head)
             shaken = True
-        except _ENDED as error:
+        except (*_ENDED, ChannelClosed) as error:
             failure = error
         nursery.cancel_scope.cancel()
+    if isinstance(failure, ChannelClosed):
+        raise failure
     if failure is not None:
         raise closed(peer, getattr(failure, "reason", None))
     if not shaken:

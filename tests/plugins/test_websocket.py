@@ -117,6 +117,16 @@ async def test_garbage_instead_of_a_handshake_ends_its_own_connection(
             await assert_still_serves(transport, port)
 
 
+async def test_a_web_page_in_a_browser_on_this_machine_gets_no_websocket(transport: TrioWebsocketTransport) -> None:
+    request = UPGRADE.replace(b"Host: x", b"Host: x\r\nOrigin: https://evil.example")
+    with trio.fail_after(PATIENCE):
+        async with listening(transport, echo) as port:
+            async with await trio.open_tcp_stream(HOST, port) as stream:
+                await stream.send_all(request)
+                assert (await read_to_end(stream)).startswith(b"HTTP/1.1 403 ")
+            await assert_still_serves(transport, port)
+
+
 @pytest.mark.parametrize(
     "garbage",
     [UPGRADE, b"\xff" * 64, b"\x82\x05hello", b"\x80\x80AAAA", b"\x88\x81AAAA\x00", b"\x81\x81\x00\x00\x00\x00\xff"],
