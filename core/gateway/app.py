@@ -34,10 +34,11 @@ ROUTES = (
 
 def create_app(engine: Engine, bridge: Bridge, settings: ApiSettings) -> Litestar:
     """The application that serves `engine`; called in trio, as everything of the engine is."""
+    cors = _cors(settings.cors_origins)
     app = Litestar(
         ROUTES,
-        middleware=[DefineMiddleware(Access, keys=settings.keys)],
-        cors_config=_cors(settings.cors_origins),
+        middleware=[DefineMiddleware(Access, settings=settings, cors=cors)],
+        cors_config=cors,
         exception_handlers={Exception: answer_error},
         request_max_body_size=BODY_LIMIT,
         openapi_config=None,

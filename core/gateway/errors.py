@@ -31,6 +31,10 @@ class Unauthorized(CoreError):
     """A request without a key that opens the API."""
 
 
+class Forbidden(CoreError):
+    """A request that a web page makes which may not."""
+
+
 class ErrorDetail(Struct):
     """`param` is the field that is wrong, `code` what is wrong with it."""
 
@@ -67,6 +71,8 @@ def explain(error: BaseException) -> Failure:
             return Failure(status, str(error), param=error.param, code=error.code)
         case Unauthorized():
             return Failure(401, str(error), code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        case Forbidden():
+            return Failure(403, str(error), code="forbidden_page")
         case NotReady():
             return _unavailable("cluster_not_ready", _not_ready(error))
         case RouteError():

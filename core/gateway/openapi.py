@@ -27,6 +27,7 @@ those of a response with one that says how it ended."""
 _FAILURES = {
     400: "The request is malformed, or asks for what can't be had.",
     401: "The API key is missing or wrong.",
+    403: "A web page asks that may not.",
     404: "There is no such model.",
     408: "The client does not read.",
     413: "The body is too large.",
@@ -90,7 +91,7 @@ def _operation(
         content[documentation.media] = {"schema": schema_of[documentation.answer]}
     if documentation.event is not None:
         content[_EVENTS] = {"schema": _event([schema_of[documentation.event], schema_of[ErrorBody]])}
-    failures = _FAILURES if documentation.body or names else _FAILURES.keys() & {400, 401, 500, 503}
+    failures = _FAILURES if documentation.body or names else _FAILURES.keys() & {400, 401, 403, 500, 503}
     responses = {str(status): {"$ref": f"#/components/responses/{status}"} for status in failures}
     for status, kind in documentation.others.items():
         responses[str(status)] = _failure(status, [schema_of[kind], schema_of[ErrorBody]])

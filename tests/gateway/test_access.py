@@ -75,7 +75,11 @@ class TestWithKeys:
         response = await client.post(
             "/v1/completions", json=COMPLETION, headers={"origin": "https://evil.example", **bearer("first")}
         )
+        assert response.status_code == 403
         assert "access-control-allow-origin" not in response.headers
+
+    async def test_a_server_with_keys_is_called_by_any_name(self, client: httpx.AsyncClient) -> None:
+        assert (await client.get("/health", headers={"host": "core.example"})).status_code == 200
 
 
 async def test_without_keys_clients_are_told_apart_by_address(client: httpx.AsyncClient, engine: Any) -> None:
@@ -85,7 +89,43 @@ async def test_without_keys_clients_are_told_apart_by_address(client: httpx.Asyn
 
 async def test_no_page_may_ask_unless_it_is_allowed(client: httpx.AsyncClient) -> None:
     response = await client.get("/health", headers={"origin": ORIGIN})
+    assert response.status_code == 403
     assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("origin", [ORIGIN, "null", "http://localhost:3000"])
+async def test_a_page_cant_even_have_something_computed(client: httpx.AsyncClient, engine: Any, origin: str) -> None:
+    simple = {"origin": origin, "content-type": "text/plain", "sec-fetch-site": "cross-site"}
+    response = await client.post("/v1/completions", json=COMPLETION, headers=simple)
+    assert (response.status_code, response.json()["error"]["code"]) == (403, "forbidden_page")
+    assert engine.requests == []
+
+
+async def test_a_page_beside_the_api_behind_one_proxy_may_ask(client: httpx.AsyncClient) -> None:
+    for headers in (
+        {"origin": ORIGIN, "sec-fetch-site": "same-origin"},
+        {"origin": "http://localhost", "host": "localhost"},
+    ):
+        assert (await client.post("/v1/completions", json=COMPLETION, headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example:8000", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("", 403),
+        ("LOCALHOST:8000", 200),
+        ("[::1]:8000", 200),
+        ("192.168.1.2", 200),
+        ("host.docker.internal:8000", 200),
+    ],
+)
+async def test_a_name_that_leads_here_by_a_trick_of_dns_is_refused(
+    client: httpx.AsyncClient, host: str, status: int
+) -> None:
+    assert (await client.get("/v1/models", headers={"host": host})).status_code == status
 
 
 async def test_a_server_that_others_reach_needs_a_key(engine: Any) -> None:
