@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import logging
 import secrets
-import signal
 import socket
-import sys
-import webbrowser
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import trio
 
 from core.discovery.advert import Advert
 from core.discovery.multicast import find
-from core.errors import ConfigError, CoreError, sole_error
-from core.node.settings import NodeSettings
+from core.errors import ConfigError, CoreError
 from core.plugins import PluginHost
 from core.trust.state_dir import StateDir
 from node_app import logs
 from node_app.courtesy import SERVE, Verdict, decide
+from node_app.desktop import browse
 from node_app.gpu import gpu_meter
-from node_app.joining import Target, accept, ask, forget, membership
-from node_app.machine import Meter, measured_load, polite_threads
+from node_app.joining import Target, accept, ask, forget, remembered
+from node_app.keeper import Keeper, Wish
+from node_app.machine import Meter
 from node_app.page import Page
 from node_app.settings import Limits, Settings, SettingsFile
 from node_app.shown import Facts, status_of
@@ -34,35 +31,14 @@ from node_app.single import announce
 from node_app.status import State, Status, sentence
 from node_app.tally import Tally
 
-if TYPE_CHECKING:
-    from node_app.node import RunningNode
-
 TICK_SECONDS = 1.0
-QUIT_SECONDS = 5.0
-"""What quitting gives the generations that run on this machine."""
-GOODBYE_SECONDS = 2.0
-"""What it then gives the goodbye."""
 _TALLY = "tokens.json"
 _SAVE_TICKS = 60
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wish:
-    """What a node is started with: when it changes, the node leaves and a new one starts.
-
-    `accepted` counts invites and requests: a second one to the same place is another wish.
-    """
-
-    target: Target
-    accepted: int
-    memory_gb: float | None
-    threads: int | None
-    device: str
-
-
 class App:
-    """`run` runs it; everything else is called in its trio thread."""
+    """`run` runs it; everything else is called in its trio thread, or before."""
 
     def __init__(
         self,
@@ -70,56 +46,57 @@ class App:
         state: StateDir,
         log: Path,
         version: str,
-        browse: Callable[[str], object] | None = None,
+        browse: Callable[[str], bool] = browse,
         plugins: Callable[[], PluginHost] = PluginHost.installed,
     ) -> None:
-        """`browse` None: the user's browser."""
-        self.settings = settings.load(Settings(node_id=_fresh_node_id()))
+        self.settings = settings.load(Settings(node_id=_fresh_node_id(), joined=remembered(state)))
         self.status = Status()
-        self.notice = settings.complaint
         self.page = Page(self, version)
         self._file = settings
         self._state = state
         self._log_path = log
         self._show: Callable[[Status], None] = lambda _: None
-        self._browse = browse or _browse
-        self._plugins = plugins
+        self._browse = browse
         self._verdict: Verdict = SERVE
-        self._node: RunningNode | None = None
-        self._failure = ""
-        self._accepted = 0
+        self._keeper = Keeper(state, plugins, self._publish)
+        self._refusal = ""
+        self._unsaved = ""
         self._found: dict[str, Advert] = {}
         self._tally = Tally(state.read(_TALLY), datetime.now())
-        self._changed = trio.Event()
-        self._quit = trio.Event()
-        self._left = trio.Event()
+        self._quitting = False
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until `quit`: then the node says goodbye, which is given a few seconds. Reports when the page is served."""
+        """Until `quit`, and the node's goodbye. Reports when the page is served."""
         async with trio.open_nursery() as self._nursery:
             await self._nursery.start(self.page.run)
-            announce(self._state, self.page.port, self.page.token)
+            announce(self._state, self.page.url)
             task_status.started()
             self._nursery.start_soon(self._tick)
-            self._nursery.start_soon(self._serve)
-            await self._quit.wait()
-            with trio.move_on_after(QUIT_SECONDS + GOODBYE_SECONDS):
-                await self._left.wait()
+            self._wish()
+            await self._keeper.run()
             self._nursery.cancel_scope.cancel()
-        self._state.write(_TALLY, self._tally.save())
+        self._save_tally()
 
     def quit(self) -> None:
-        self._quit.set()
-        self._settings_changed()
+        self._quitting = True
+        self._keeper.quit()
+
+    @property
+    def notice(self) -> str:
+        """What the user should know of the app itself, "" for nothing."""
+        return ". ".join(filter(None, (self._file.complaint, self._refusal, self._unsaved)))
 
     def join(self, invite: str) -> None:
         self._join(accept(invite, self._state))
 
+    def follow(self, link: str) -> None:
+        """As `join`, for a link that was opened elsewhere than on the page: a refusal is to be read there."""
+        if refusal := self.attempt(self.join, link):
+            raise refusal
+
     def _join(self, target: Target) -> None:
-        self._failure = ""
-        self._accepted += 1
-        self._change(replace(self.settings, joined=target))
+        self._change(replace(self.settings, joined=target), anew=True)
 
     async def look_around(self) -> list[Advert]:
         found = await find()
@@ -132,7 +109,6 @@ class App:
         self._join(ask(self._found[key], self._state))
 
     def leave_cluster(self) -> None:
-        self._failure = ""
         if self.settings.joined is not None and self.settings.joined.invited:
             forget(self._state)
         self._change(replace(self.settings, joined=None))
@@ -141,12 +117,12 @@ class App:
         self._change(replace(self.settings, paused=True))
 
     def resume(self) -> None:
-        """Ends a courtesy pause as well, until there is a new reason for one."""
+        """Ends a courtesy pause as well, until there is a new reason for one; and has what failed tried again."""
         self._verdict = SERVE
-        self._change(replace(self.settings, paused=False))
+        self._change(replace(self.settings, paused=False), anew=self.status.state is State.ERROR)
 
     def change_limits(self, limits: Limits) -> None:
-        self._failure, self._verdict = "", SERVE
+        self._verdict = SERVE
         self._change(replace(self.settings, limits=limits))
 
     def show_to(self, show: Callable[[Status], None]) -> None:
@@ -154,33 +130,44 @@ class App:
         self._show = show
         show(self.status)
 
-    def attempt(self, call: Callable[..., None], *arguments: object) -> None:
-        """`call(*arguments)`, of which a failure is shown to the user."""
+    def attempt(self, call: Callable[..., None], *arguments: object) -> CoreError | None:
+        """`call(*arguments)`. What it refuses is shown to the user, and returned."""
         try:
             call(*arguments)
         except CoreError as error:
-            self.notice = str(error)
             _log.error("%s", error)
+            self._refusal = str(error)
+            self._publish()
+            return error
+        return None
 
     def open_page(self, part: str = "") -> None:
         """In the user's browser; opening one may take a while, which nobody waits for."""
         assert self._nursery is not None
-        url = self.page.ticket() + (f"#{part}" if part else "")
-        self._nursery.start_soon(trio.to_thread.run_sync, self._browse, url)
+        self._nursery.start_soon(self._open, self.page.ticket() + (f"#{part}" if part else ""))
+
+    async def _open(self, url: str) -> None:
+        if not await trio.to_thread.run_sync(self._browse, url, abandon_on_cancel=True):
+            _log.warning("no browser opens the status page")
 
     def log_tail(self, size: int) -> str:
         return logs.tail(self._log_path, size)
 
-    def _change(self, settings: Settings) -> None:
-        self._file.save(settings)
-        self.settings = settings
-        self._settings_changed()
-
-    def _settings_changed(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+    def _change(self, settings: Settings, *, anew: bool = False) -> None:
+        """Holds although it can't be saved. Raises ConfigError then."""
+        self.settings, self._refusal = settings, ""
+        self._wish(anew=anew)
         self._apply_pause()
         self._publish()
+        try:
+            self._file.save(settings)
+        except ConfigError as error:
+            raise ConfigError(error.title, error.message, "it holds until core-node ends") from None
+
+    def _wish(self, *, anew: bool = False) -> None:
+        limits, joined, node_id = self.settings.limits, self.settings.joined, self.settings.node_id
+        wish = Wish(joined, node_id, limits.memory_gb, limits.threads, limits.device) if joined else None
+        self._keeper.wish(wish, anew=anew)
 
     async def _tick(self) -> None:
         with gpu_meter() as gpu_load:
@@ -188,116 +175,53 @@ class App:
             ticks = 0
             while True:
                 now = datetime.now()
-                self._tally.note(self._node.activity.tokens if self._node else 0, now)
+                activity = self._keeper.activity
+                self._tally.note(activity.tokens if activity else 0, now)
                 measured = await trio.to_thread.run_sync(meter.measure, self.status.memory)
                 self._verdict = decide(self.settings.limits, measured, now, self._verdict)
                 self._apply_pause()
                 self._publish()
                 ticks += 1
                 if ticks % _SAVE_TICKS == 0:
-                    self._state.write(_TALLY, self._tally.save())
+                    self._save_tally()
                 await trio.sleep(TICK_SECONDS)
 
+    def _save_tally(self) -> None:
+        try:
+            self._state.write(_TALLY, self._tally.save())
+            self._unsaved = ""
+        except CoreError as error:
+            _log.error("%s", error)
+            self._unsaved = str(error)
+
     def _apply_pause(self) -> None:
-        if self._node is not None:
-            self._node.duty.pause(self._pause_reason())
+        self._keeper.pause(self._pause_reason())
 
     def _pause_reason(self) -> str:
         return "paused by its user" if self.settings.paused else self._verdict.reason
 
     def _publish(self) -> None:
-        if self._quit.is_set():
+        if self._quitting:
             return
         facts = Facts(
             cluster=str(self.settings.joined or ""),
+            refusal=self._refusal,
             pause=self._pause_reason(),
-            failure=self._failure,
+            failure=self._keeper.failure,
             tokens_today=self._tally.today,
             tokens_per_second=self._tally.per_second,
         )
-        status = status_of(self._node.activity if self._node else None, facts)
+        status = status_of(self._keeper.activity, facts)
         if status != self.status:
             if _told(status) != _told(self.status):
                 _log.info("%s", sentence(status))
             self.status = status
             self._show(status)
 
-    def _wish(self) -> _Wish | None:
-        limits, joined = self.settings.limits, self.settings.joined
-        if joined is None or self._quit.is_set():
-            return None
-        return _Wish(joined, self._accepted, limits.memory_gb, limits.threads, limits.device)
-
-    async def _serve(self) -> None:
-        """Keeps a node as the settings wish it. One that failed is started again when they change."""
-        while not self._quit.is_set():
-            wish = self._wish()
-            if wish is not None and not self._failure:
-                try:
-                    await self._run_node(wish)
-                except CoreError as error:
-                    self._failure = str(error)
-                    _log.error("%s", error)
-                except Exception as error:
-                    self._failure = f"the node failed ({type(error).__name__}); the log says more"
-                    _log.exception("the node failed")
-                self._node = None
-                self._publish()
-            elif not self._quit.is_set():
-                await self._changed.wait()
-        self._left.set()
-
-    async def _run_node(self, wish: _Wish) -> None:
-        """Until it has left, because of another wish."""
-        self._node = node = await trio.to_thread.run_sync(self._make_node, wish)
-        self._apply_pause()
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._leave_when_unwanted, wish, node)
-                await node.run()
-                nursery.cancel_scope.cancel()
-        except BaseExceptionGroup as group:
-            raise sole_error(group) from None
-
-    def _make_node(self, wish: _Wish) -> RunningNode:
-        """In a thread, for it imports torch: the icon is there by then."""
-        from node_app.node import RunningNode
-
-        settings = NodeSettings(
-            node_id=socket.gethostname() if wish.target.invited else self.settings.node_id,
-            membership=membership(self._state) if wish.target.invited else None,
-            cluster_host=wish.target.host,
-            cluster_port=wish.target.port,
-            device=wish.device,
-            max_memory=None if wish.memory_gb is None else int(wish.memory_gb * 10**9),
-            threads=wish.threads or polite_threads(measured_load()),
-        )
-        return RunningNode(settings, self._plugins(), self._publish)
-
-    async def _leave_when_unwanted(self, wish: _Wish, node: RunningNode) -> None:
-        while self._wish() == wish:
-            await self._changed.wait()
-        if self._quit.is_set():
-            node.duty.leave("its user quit", patience=QUIT_SECONDS)
-        else:
-            node.duty.leave("its settings were changed")
-
 
 def _told(status: Status) -> tuple[State, str]:
     """What of a status the log tells: not each token."""
     return State.READY if status.state is State.BUSY else status.state, status.reason
-
-
-def _browse(url: str) -> None:
-    """The browser must not inherit that this process blocks signals."""
-    if sys.platform == "win32":
-        webbrowser.open(url)
-        return
-    blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    try:
-        webbrowser.open(url)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _fresh_node_id() -> str:

@@ -1,7 +1,7 @@
 """Whether this machine should serve just now: a pure function of limits, measurements, the time, and what it said last.
 
-A pause for another's use lasts until that use has been gone for a while, so that layers aren't loaded and let go of
-by the minute.
+A pause costs the cluster a new plan and this machine its layers. So what others use is a mean over a minute, and a
+pause for it lasts until they have been quiet for five.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from node_app.settings import Limits
 
-QUIET = timedelta(minutes=1)
+QUIET = timedelta(minutes=5)
 """How long the machine must have been free of another's use before it serves again."""
 _GB = 10**9
 
@@ -35,6 +35,7 @@ class Measurements:
 class Verdict:
     """Serve, where there is no `reason`, or pause for it: at least until `until`, where that is set.
 
+    A reason stays the same while a pause lasts, and has no measured figure: the cluster is told of each that is new.
     `gave_back` bytes were this node's when it paused for want of memory: it would take them again.
     """
 
@@ -49,10 +50,11 @@ SERVE = Verdict()
 def decide(limits: Limits, measured: Measurements, now: datetime, last: Verdict = SERVE) -> Verdict:
     for reason in _standing(limits, measured, now):
         return Verdict(reason)
-    if short := _short_of_memory(limits, measured, last):
-        return Verdict(short, now + QUIET, max(last.gave_back, measured.held))
+    if _short_of_memory(limits, measured, last):
+        gave_back = max(last.gave_back, measured.held)
+        return Verdict(_memory_reason(limits, gave_back), now + QUIET, gave_back)
     for reason in _in_use(limits, measured):
-        return Verdict(reason, now + QUIET, last.gave_back)
+        return Verdict(reason if last.until is None else last.reason, now + QUIET, last.gave_back)
     if last.until is not None and now < last.until:
         return last
     return SERVE
@@ -68,14 +70,17 @@ def _standing(limits: Limits, measured: Measurements, now: datetime) -> Iterator
 def _in_use(limits: Limits, measured: Measurements) -> Iterator[str]:
     for name, used, limit in (("CPU", measured.cpu, limits.cpu_percent), ("GPU", measured.gpu, limits.gpu_percent)):
         if limit is not None and used is not None and used > limit:
-            yield f"other programs use the {name} ({used:.0f}%, the limit is {limit}%)"
+            minutes = QUIET // timedelta(minutes=1)
+            yield f"other programs use the {name} (over {limit}%); back after {minutes} quiet minutes"
 
 
-def _short_of_memory(limits: Limits, measured: Measurements, last: Verdict) -> str:
-    if limits.free_memory_gb is None:
-        return ""
-    floor = limits.free_memory_gb * _GB
-    if measured.free_memory >= floor + last.gave_back:
-        return ""
-    free = f"{measured.free_memory / _GB:.1f} GB free"
-    return f"other programs need the memory ({free}, the limit is {limits.free_memory_gb:.1f} GB)"
+def _short_of_memory(limits: Limits, measured: Measurements, last: Verdict) -> bool:
+    return measured.free_memory < _floor(limits) + last.gave_back
+
+
+def _memory_reason(limits: Limits, gave_back: int) -> str:
+    return f"other programs need the memory; back when {(_floor(limits) + gave_back) / _GB:.1f} GB are free"
+
+
+def _floor(limits: Limits) -> float:
+    return (limits.free_memory_gb or 0) * _GB

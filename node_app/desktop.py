@@ -1,4 +1,4 @@
-"""How the desktop comes to know of the app: starting at login, and opening core:// links.
+"""What the app asks of the desktop: to start it at login, to open core:// links with it, to show a page.
 
 What would be written is computed for each platform by functions; writing it is little.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import plistlib
 import shutil
+import signal
 import subprocess
 import sys
+import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +123,17 @@ def remove(entries: Sequence[Entry]) -> None:
 
 def present(entries: Sequence[Entry]) -> bool:
     return all(entry.path.exists() if isinstance(entry, File) else _in_registry(entry) for entry in entries)
+
+
+def browse(url: str) -> bool:
+    """Opens the user's browser, which must not inherit that this process blocks signals; False where there is none."""
+    if sys.platform == "win32":
+        return webbrowser.open(url)
+    blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    try:
+        return webbrowser.open(url)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def announce_links(data: Path) -> None:

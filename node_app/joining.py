@@ -28,8 +28,7 @@ def accept(text: str, state: StateDir) -> Target:
     """Remembers an invite in `state`. Raises ConfigError, in words for whoever pasted it."""
     text = text.strip()
     if text.startswith(PREFIX):
-        cluster = Membership.join(text, state).cluster
-        return Target(cluster.hosts[0], cluster.port, invited=True)
+        return _target(Membership.join(text, state))
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536 or not is_this_machine(host):
@@ -39,8 +38,16 @@ def accept(text: str, state: StateDir) -> Target:
 
 def ask(cluster: Advert, state: StateDir) -> Target:
     """Remembers in `state` that this cluster's host is to be asked."""
-    asked = Membership.ask(cluster.cluster(), state).cluster
-    return Target(asked.hosts[0], asked.port, invited=True)
+    return _target(Membership.ask(cluster.cluster(), state))
+
+
+def remembered(state: StateDir) -> Target | None:
+    """Where the invite leads that was accepted last, for who has lost the settings; None for none that reads."""
+    try:
+        found = Membership.remembered(state)
+    except ConfigError:
+        return None
+    return _target(found) if found else None
 
 
 def membership(state: StateDir) -> Membership:
@@ -49,6 +56,11 @@ def membership(state: StateDir) -> Membership:
     if found is None:
         raise ConfigError("this machine has forgotten its invite", str(state.path), "join with a new one")
     return found
+
+
+def _target(membership: Membership) -> Target:
+    cluster = membership.cluster
+    return Target(cluster.hosts[0], cluster.port, invited=True)
 
 
 def forget(state: StateDir) -> None:

@@ -9,6 +9,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import TracebackType
 
+from core.errors import ConfigError
+
 _FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _MEGABYTE = 2**20
 _CHATTY = ("httpx", "httpcore", "huggingface_hub", "filelock", "urllib3", "PIL", "pystray", "Xlib")
@@ -16,10 +18,18 @@ _log = logging.getLogger(__name__)
 
 
 def set_up(path: Path, *, to_stderr: bool) -> None:
-    """Logs into `path`, three megabytes at most, and where asked to standard error; crashes of any thread too."""
-    handlers: list[logging.Handler] = [RotatingFileHandler(path, maxBytes=_MEGABYTE, backupCount=2, encoding="utf-8")]
+    """Logs into `path`, three megabytes at most, and where asked to standard error; crashes of any thread too.
+
+    Raises ConfigError where there can be no log. What a full disk does not take later is lost.
+    """
+    try:
+        file = RotatingFileHandler(path, maxBytes=_MEGABYTE, backupCount=2, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the log {path} can't be written", error.strerror or str(error)) from None
+    handlers: list[logging.Handler] = [file]
     if to_stderr:
         handlers.append(logging.StreamHandler())
+    logging.raiseExceptions = False
     logging.basicConfig(level=logging.INFO, format=_FORMAT, handlers=handlers, force=True)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -10,8 +10,8 @@ import psutil
 
 from node_app.courtesy import Measurements
 
-WINDOW = 10
-"""A load is the mean of so many measurements: a program that starts is no reason to pause."""
+WINDOW = 60
+"""A load is the mean of so many measurements, one a second: a program that starts is no reason to pause."""
 
 
 class Meter:
@@ -20,17 +20,17 @@ class Meter:
     def __init__(self, gpu_load: Callable[[], float | None]) -> None:
         self._gpu_load = gpu_load
         self._self = psutil.Process()
-        self._cpu: deque[float | None] = deque(maxlen=WINDOW)
-        self._gpu: deque[float | None] = deque(maxlen=WINDOW)
+        self._cpu = Mean(WINDOW)
+        self._gpu = Mean(WINDOW)
         self._others()  # psutil's figures are since the call before, so the first are of no use
 
     def measure(self, held: int) -> Measurements:
-        self._cpu.append(self._others())
-        self._gpu.append(self._gpu_load())
+        self._cpu.add(self._others())
+        self._gpu.add(self._gpu_load())
         return Measurements(
             battery=on_battery(),
-            cpu=_mean(self._cpu),
-            gpu=_mean(self._gpu),
+            cpu=self._cpu.value,
+            gpu=self._gpu.value,
             free_memory=int(psutil.virtual_memory().available),
             held=held,
         )
@@ -41,9 +41,19 @@ class Meter:
         return max(0.0, float(psutil.cpu_percent()) - ours)
 
 
-def _mean(values: deque[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == WINDOW else None
+class Mean:
+    """Of the last `window` values; unknown before there are so many, and where one of them is."""
+
+    def __init__(self, window: int) -> None:
+        self._values: deque[float | None] = deque(maxlen=window)
+
+    def add(self, value: float | None) -> None:
+        self._values.append(value)
+
+    @property
+    def value(self) -> float | None:
+        known = [value for value in self._values if value is not None]
+        return sum(known) / len(known) if len(known) == self._values.maxlen else None
 
 
 def on_battery() -> bool:

@@ -11,10 +11,11 @@ from core.errors import ConfigError, CoreError
 from core.trust.state_dir import StateDir
 from node_app import logs
 from node_app.app import App
+from node_app.desktop import browse
 from node_app.files import Folders
 from node_app.process import Process
 from node_app.settings import SettingsFile
-from node_app.single import AlreadyRunning, hand_over, only_one
+from node_app.single import AlreadyRunning, Running, find_running, only_one
 
 
 def main() -> None:
@@ -49,8 +50,31 @@ def _run(options: argparse.Namespace) -> int:
             log = folders.logs / "core-node.log"
             logs.set_up(log, to_stderr=options.headless)
             app = App(SettingsFile(folders.config / "settings.json"), state, log, __version__)
-            return Process(app, log, invite).run(headless=options.headless)
+            _join(app, invite, headless=options.headless)
+            return Process(app, log).run(headless=options.headless, welcome=invite is not None)
     except AlreadyRunning:
-        hand_over(state, invite)
-        print("core-node runs already: " + ("its page opens" if invite is None else "it has the invite"))
+        _hand_over(find_running(state), invite, headless=options.headless)
         return 0
+
+
+def _join(app: App, invite: str | None, *, headless: bool) -> None:
+    """Where there may be an icon, an invite that can't be is no end: the page that opens tells why, and takes another.
+
+    Raises ConfigError for it where there is none.
+    """
+    if invite is not None and (refusal := app.attempt(app.join, invite)):
+        if headless:
+            raise refusal
+        print(refusal, file=sys.stderr)
+
+
+def _hand_over(running: Running, invite: str | None, *, headless: bool) -> None:
+    """The page opens even where the invite is refused: it tells why."""
+    try:
+        if invite is not None:
+            running.join(invite)
+        print("core-node runs already" + ("" if invite is None else ", and has the invite"))
+        print(f"status page  {running.url}")
+    finally:
+        if not headless:
+            browse(running.ticket())

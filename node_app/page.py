@@ -58,6 +58,9 @@ class Commands(Protocol):
     def join(self, invite: str) -> None:
         """Raises ConfigError for what is no invite."""
 
+    def follow(self, link: str) -> None:
+        """As `join`, for a link that was opened elsewhere: its refusal becomes the notice, too."""
+
     async def look_around(self) -> list[Advert]:
         """The clusters on the local network. Raises NoMulticast."""
 
@@ -71,8 +74,6 @@ class Commands(Protocol):
     def resume(self) -> None: ...
 
     def change_limits(self, limits: Limits) -> None: ...
-
-    def open_page(self, part: str = "") -> None: ...
 
     def log_tail(self, size: int) -> str: ...
 
@@ -138,6 +139,8 @@ class Page:
             return Response(b"the body must be application/json", status=415)
         if part == "find":
             return await self._look_around()
+        if part == "ticket":
+            return Response(self.ticket().encode())
         return self._perform(part, request.body)
 
     async def _look_around(self) -> Response:
@@ -171,19 +174,19 @@ class Page:
             "fraction": status.fraction,
             "paused": settings.paused,
             "limits": settings.limits,
-            "notice": self._commands.notice,
+            "notice": self._commands.notice if self._commands.notice != status.reason else "",
             "version": self._version,
         }
 
     def _perform(self, part: str, body: bytes) -> Response:
         asked: dict[str, Callable[[], None]] = {
             "join": lambda: self._commands.join(_text(body)),
+            "link": lambda: self._commands.follow(_text(body)),
             "ask": lambda: self._commands.ask(_text(body)),
             "leave": self._commands.leave_cluster,
             "pause": self._commands.pause,
             "resume": self._commands.resume,
             "limits": lambda: self._commands.change_limits(limits_from(body)),
-            "open": self._commands.open_page,
         }
         if part not in asked:
             return Response(b"there is no such thing to do", status=404)

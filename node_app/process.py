@@ -16,7 +16,8 @@ import trio
 from core import __version__
 from core.errors import CoreError, sole_error
 from node_app import desktop
-from node_app.app import QUIT_SECONDS, App
+from node_app.app import App
+from node_app.keeper import QUIT_SECONDS
 from node_app.status import Action
 
 WATCHDOG_SECONDS = QUIT_SECONDS + 10.0
@@ -29,10 +30,9 @@ _log = logging.getLogger(__name__)
 
 
 class Process:
-    def __init__(self, app: App, log: Path, invite: str | None) -> None:
+    def __init__(self, app: App, log: Path) -> None:
         self._app = app
         self._log_path = log
-        self._invite = invite
         self._token: trio.lowlevel.TrioToken | None = None
         self._started = threading.Event()
         self._quitting = threading.Event()
@@ -42,16 +42,16 @@ class Process:
         self._tray_gone = threading.Event()
         self._tray_gone.set()
 
-    def run(self, *, headless: bool) -> int:
-        """The exit status, once the app has ended: by its menu, or by SIGTERM or Ctrl-C."""
+    def run(self, *, headless: bool, welcome: bool) -> int:
+        """The exit status, once the app has ended: by its menu, or by SIGTERM or Ctrl-C.
+
+        The page opens for a `welcome`, and where nothing is joined; but not where it is headless.
+        """
         self._heed_signals()
         self._thread.start()
         self._started.wait()
-        if not headless and not self._failure:
-            self._open_join_page()
-            self._run_tray()
-        if self._thread.is_alive():
-            print(f"status page  {self._app.page.url}", flush=True)
+        if not self._failure:
+            self._show(headless=headless, welcome=welcome)
         while self._thread.is_alive():
             self._thread.join(0.5)  # on Windows, a join without an end keeps Ctrl-C waiting
         if self._failure is None:
@@ -61,12 +61,23 @@ class Process:
         print(self._failure if known else f"core-node failed; {self._log_path} says more", file=sys.stderr)
         return 1
 
+    def _show(self, *, headless: bool, welcome: bool) -> None:
+        if not headless:
+            joined = self._app.settings.joined is not None
+            if welcome or not joined:
+                self._in_trio(self._app.open_page, "" if joined else "join")
+            if not (reason := self._run_tray()):
+                return
+            _log.warning("no tray: %s", reason)
+            print(f"There is no tray here ({reason}). The node runs without an icon.", flush=True)
+        print(f"status page  {self._app.page.url}", flush=True)
+
     def quit(self) -> None:
         """From any thread. The second time it is asked for, the process ends at once."""
         if self._quitting.is_set():
             os._exit(130)
         self._quitting.set()
-        faulthandler.dump_traceback_later(WATCHDOG_SECONDS, exit=True, file=self._log_path.open("a"))
+        faulthandler.dump_traceback_later(WATCHDOG_SECONDS, exit=True, file=_opened(self._log_path))
         self._in_trio(self._app.quit)
 
     def _run_trio(self) -> None:
@@ -90,43 +101,40 @@ class Process:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._app.run)
             self._token = trio.lowlevel.current_trio_token()
-            if self._invite is not None:
-                self._app.attempt(self._app.join, self._invite)
+            if self._quitting.is_set():
+                self._app.quit()
             self._started.set()
 
     def _in_trio(self, call: Callable[..., None], *arguments: object) -> None:
+        """Where it is refused, the page opens: there it is told."""
         if self._token is not None:
             try:
-                self._token.run_sync_soon(self._app.attempt, call, *arguments)
+                self._token.run_sync_soon(self._attempt, call, *arguments)
             except trio.RunFinishedError:
                 return
 
-    def _open_join_page(self) -> None:
-        if self._app.settings.joined is None and self._invite is None:
-            self._in_trio(self._app.open_page, "join")
+    def _attempt(self, call: Callable[..., None], *arguments: object) -> None:
+        if self._app.attempt(call, *arguments):
+            self._app.open_page()
 
-    def _run_tray(self) -> None:
-        """Until the app ends; or not at all, which is said once."""
+    def _run_tray(self) -> str:
+        """Until the app ends; "". Or not at all, and why."""
         try:
             from node_app.tray import NoTray, Tray
         except ImportError as error:
-            self._say_headless(f"{error}: install core-cluster[tray]")
-            return
+            return f"{error}: install core-cluster[tray]"
         _register_links()
         try:
             tray = Tray(self._perform, lambda: (self._app.settings.paused, desktop.present(_login())), __version__)
             self._stop_tray = tray.stop
             self._tray_gone.clear()
             tray.run(lambda: self._in_trio(self._app.show_to, tray.show))
+            return ""
         except NoTray as error:
             self._stop_tray = lambda: None
-            self._say_headless(str(error))
+            return str(error)
         finally:
             self._tray_gone.set()
-
-    def _say_headless(self, reason: str) -> None:
-        _log.warning("no tray: %s", reason)
-        print(f"There is no tray here ({reason}). The node runs without an icon.", flush=True)
 
     def _perform(self, action: Action) -> None:
         """In the icon's thread."""
@@ -137,7 +145,8 @@ class Process:
         elif action is Action.RESUME:
             self._in_trio(self._app.resume)
         elif action is Action.START_AT_LOGIN:
-            self._app.attempt(_toggle_login)
+            if self._app.attempt(_toggle_login):
+                self._in_trio(self._app.open_page)
         elif action is Action.QUIT:
             self.quit()
 
@@ -154,6 +163,14 @@ class Process:
         while True:
             signal.sigwait(_SIGNALS)
             self.quit()
+
+
+def _opened(log: Path) -> int:
+    """A file to append to; nowhere, where the log's folder is gone."""
+    try:
+        return os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
 
 
 def _login() -> list[desktop.Entry]:

@@ -43,8 +43,9 @@ class Hours:
 class Limits:
     """What this machine gives. None switches a limit off, or takes the default that its name has elsewhere.
 
-    `memory_gb` at most is offered. `threads` None: fewer than the free cores. `hours` None: all day. `cpu_percent`
-    and `gpu_percent`: it pauses while other programs use more. `free_memory_gb`: it pauses while less is free.
+    `memory_gb` at most is offered. `threads` None: fewer than the free cores. `hours` None: all day. It pauses while
+    other programs use more than `cpu_percent` of all cores or `gpu_percent`, or less than `free_memory_gb` is free.
+    The defaults are met by a game, a build or a long export, not by browsing, though it be on two cores.
     """
 
     memory_gb: Positive | None = None
@@ -52,8 +53,8 @@ class Limits:
     device: str = "auto"
     hours: Hours | None = None
     pause_on_battery: bool = True
-    cpu_percent: Percent | None = 60
-    gpu_percent: Percent | None = 40
+    cpu_percent: Percent | None = 75
+    gpu_percent: Percent | None = 50
     free_memory_gb: Positive | None = 0.5
 
 
@@ -83,22 +84,29 @@ class SettingsFile:
         self.complaint = ""
 
     def load(self, default: Settings) -> Settings:
-        """What was saved last; `default`, which is saved, where nothing was or where it is broken."""
-        try:
-            return msgspec.json.decode(self.path.read_bytes(), type=Settings)
-        except FileNotFoundError:
-            pass
-        except (msgspec.DecodeError, ValueError) as error:
-            aside = self.path.with_suffix(".broken")
-            self.path.replace(aside)
-            self.complaint = f"the settings could not be read ({error}); they were set aside as {aside}"
+        """What was saved last; `default`, which is saved, where nothing was or where it is broken.
+
+        Raises ConfigError where the disk does not let it.
+        """
+        saved = StateDir(self.path.parent).read(self.path.name)
+        if saved is not None:
+            try:
+                return msgspec.json.decode(saved, type=Settings)
+            except (msgspec.DecodeError, ValueError) as error:
+                aside = self._set_aside()
+                self.complaint = f"the settings could not be read ({error}); they were set aside as {aside}"
         self.save(default)
         return default
 
     def save(self, settings: Settings) -> None:
         """Raises ConfigError where the disk does not take it."""
         text = msgspec.json.format(msgspec.json.encode(settings), indent=2) + b"\n"
+        StateDir(self.path.parent).write(self.path.name, text)
+
+    def _set_aside(self) -> Path:
+        aside = self.path.with_suffix(".broken")
         try:
-            StateDir(self.path.parent).write(self.path.name, text)
+            self.path.replace(aside)
         except OSError as error:
-            raise ConfigError(f"{self.path} can't be written", str(error)) from error
+            raise ConfigError(f"{self.path} is broken, and can't be set aside", str(error)) from None
+        return aside

@@ -25,9 +25,10 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the app knows besides the node's activity. `pause` and `failure` are reasons, "" for neither."""
+    """What the app knows besides the node's activity. `refusal`, `pause` and `failure` are reasons, "" for none."""
 
     cluster: str = ""
+    refusal: str = ""
     pause: str = ""
     failure: str = ""
     tokens_today: int = 0
@@ -61,7 +62,7 @@ def _state(activity: Activity | None, facts: Facts) -> tuple[State, str]:
     if facts.failure:
         return State.ERROR, facts.failure
     if not facts.cluster:
-        return State.NOT_JOINED, ""
+        return State.NOT_JOINED, facts.refusal
     if facts.pause:
         serving = activity is not None and activity.layers is not None
         return State.PAUSED, f"{facts.pause}, what runs is finished first" if serving else facts.pause

@@ -6,13 +6,13 @@ import http.client
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import msgspec
 from filelock import FileLock, Timeout
 
 from core.errors import ConfigError
 from core.trust.state_dir import StateDir
-from node_app.http import LOOPBACK
 
 _LOCK = "app.lock"
 _RUNNING = "app.json"
@@ -25,11 +25,6 @@ class AlreadyRunning(Exception):
     """Another app of this user runs."""
 
 
-class _Running(msgspec.Struct, frozen=True):
-    port: int
-    token: str
-
-
 @contextmanager
 def only_one(state: StateDir) -> Iterator[None]:
     """Raises AlreadyRunning. Whatever ends the process ends the lock."""
@@ -38,6 +33,8 @@ def only_one(state: StateDir) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise AlreadyRunning from None
+    except OSError as error:
+        raise ConfigError(f"{state.path / _LOCK} can't be written", error.strerror or str(error)) from None
     try:
         yield
     finally:
@@ -45,35 +42,62 @@ def only_one(state: StateDir) -> Iterator[None]:
         lock.release()
 
 
-def announce(state: StateDir, port: int, token: str) -> None:
-    """Where the running app's page is, for its owner's eyes."""
-    state.write(_RUNNING, msgspec.json.encode(_Running(port, token)))
+class Running(msgspec.Struct, frozen=True):
+    """The app that runs, by its page's address with the token in it. Its methods raise ConfigError."""
 
+    url: str
 
-def hand_over(state: StateDir, invite: str | None) -> None:
-    """Has the running app join `invite`, or open its page. Raises ConfigError where it refuses, or doesn't answer."""
-    deadline = time.monotonic() + HAND_OVER_SECONDS
-    while True:
+    def ticket(self) -> str:
+        """An address that opens the page once: what may stand on a browser's command line."""
+        return self._ask("ticket", "")
+
+    def join(self, invite: str) -> None:
+        self._ask("link", invite)
+
+    def _ask(self, what: str, value: str) -> str:
+        page = urlsplit(self.url)
+        connection = http.client.HTTPConnection(page.netloc, timeout=5)
         try:
-            _ask(state, *(("open", "") if invite is None else ("join", invite)))
-            return
-        except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
-            if time.monotonic() > deadline:
-                raise ConfigError("core-node runs already, but does not answer", str(error), "end it first") from error
-            time.sleep(_POLL_SECONDS)
-
-
-def _ask(state: StateDir, what: str, value: str) -> None:
-    running = msgspec.json.decode(state.read(_RUNNING) or b"", type=_Running)
-    connection = http.client.HTTPConnection(LOOPBACK, running.port, timeout=5)
-    try:
-        body, headers = msgspec.json.encode(value), {"Content-Type": "application/json"}
-        connection.request("POST", f"/{running.token}/{what}", body, headers)
-        answer = connection.getresponse()
-        text = answer.read().decode(errors="replace")
+            body, headers = msgspec.json.encode(value), {"Content-Type": "application/json"}
+            connection.request("POST", page.path + what, body, headers)
+            answer = connection.getresponse()
+            text = answer.read().decode(errors="replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise _deaf(str(error)) from error
+        finally:
+            connection.close()
         if answer.status == 400:
             raise ConfigError("the app that runs refused", text)
         if answer.status != 200:
-            raise OSError(f"status {answer.status}")
-    finally:
-        connection.close()
+            raise _deaf(f"status {answer.status}")
+        return text
+
+
+def announce(state: StateDir, url: str) -> None:
+    """Where the running app's page is, for its owner's eyes."""
+    state.write(_RUNNING, msgspec.json.encode(Running(url)))
+
+
+def find_running(state: StateDir) -> Running:
+    """The app that holds the lock, once it answers. Raises ConfigError where it doesn't in time."""
+    deadline = time.monotonic() + HAND_OVER_SECONDS
+    while True:
+        try:
+            running = _announced(state)
+            running.ticket()
+            return running
+        except ConfigError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_POLL_SECONDS)
+
+
+def _announced(state: StateDir) -> Running:
+    try:
+        return msgspec.json.decode(state.read(_RUNNING) or b"", type=Running)
+    except msgspec.DecodeError as error:
+        raise _deaf("it does not say where it is") from error
+
+
+def _deaf(reason: str) -> ConfigError:
+    return ConfigError("core-node runs already, but does not answer", reason, "end it first")

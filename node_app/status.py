@@ -138,6 +138,12 @@ class Line:
 SEPARATOR = Line()
 
 
+def _duty(status: Status, *, pause_asked: bool) -> Line:
+    if status.state is State.ERROR:
+        return Line("Try again", Action.RESUME)
+    return Line("Resume", Action.RESUME) if pause_asked else Line("Pause", Action.PAUSE)
+
+
 def menu(status: Status, *, pause_asked: bool, at_login: bool, version: str) -> tuple[Line, ...]:
     """`pause_asked`: the user, not courtesy, paused it. `at_login`: whether it starts at login."""
     lines = [Line(clip(sentence(status), _REASON_LENGTH))]
@@ -153,7 +159,7 @@ def menu(status: Status, *, pause_asked: bool, at_login: bool, version: str) -> 
         *lines,
         SEPARATOR,
         Line("Join...", Action.JOIN),
-        Line("Resume", Action.RESUME) if pause_asked else Line("Pause", Action.PAUSE),
+        _duty(status, pause_asked=pause_asked),
         Line("Open status page", Action.PAGE),
         Line("Limits...", Action.LIMITS),
         Line("Start at login", Action.START_AT_LOGIN, checked=at_login),

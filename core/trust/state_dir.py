@@ -61,8 +61,15 @@ class StateDir:
             raise ConfigError(f"{self.path / name} can't be read", error.strerror or str(error)) from None
 
     def write(self, name: str, data: bytes) -> None:
-        """Readable by its owner alone, and under its name only when it is whole."""
-        handle, draft = tempfile.mkstemp(dir=self._made(), prefix=f".{name}.")
+        """Readable by its owner alone, and under its name only when it is whole. Raises ConfigError."""
+        folder = self._made()
+        try:
+            self._write(folder, name, data)
+        except OSError as error:
+            raise ConfigError(f"{self.path / name} can't be written", error.strerror or str(error)) from None
+
+    def _write(self, folder: Path, name: str, data: bytes) -> None:
+        handle, draft = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)

@@ -70,6 +70,15 @@ def with_gi(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path}
 
 
+async def until(look: Callable[[], T | None]) -> T:
+    """What `look` finds, once it finds anything. Raises AssertionError where it doesn't in time."""
+    deadline = trio.current_time() + FOUND_SECONDS
+    while not (found := look()):
+        assert trio.current_time() < deadline, "it did not come to be seen"
+        await trio.sleep(POLL_SECONDS)
+    return found
+
+
 class Desktop:
     def __init__(self, display: str, bus: str, folder: Path) -> None:
         self.env = {
@@ -98,12 +107,7 @@ class Desktop:
         return next((box for box in self._boxes(override=True) if box.height > 100), None)
 
     async def until(self, look: Callable[[], T | None]) -> T:
-        """What `look` finds, once it finds anything. Raises AssertionError where it doesn't in time."""
-        deadline = trio.current_time() + FOUND_SECONDS
-        while not (found := look()):
-            assert trio.current_time() < deadline, "it did not come to be seen"
-            await trio.sleep(POLL_SECONDS)
-        return found
+        return await until(look)
 
     def click(self, x: int, y: int) -> None:
         from Xlib import X
@@ -174,6 +178,29 @@ async def _started(folder: Path, *options: str, before: str = "", **env: str) ->
 def started() -> Callable[..., AbstractAsyncContextManager[Started]]:
     """`core-node` with its files below a folder, more options, and more of an environment; `before` it Python code."""
     return _started
+
+
+class Browser:
+    """A program that notes the addresses which it is to open."""
+
+    def __init__(self, folder: Path) -> None:
+        self._opened = folder / "opened"
+        program = folder / "browser"
+        program.write_text(f'#!/bin/sh\necho "$1" >> {self._opened}\n')
+        program.chmod(0o700)
+        self.env = {"BROWSER": f"{program} %s"}
+
+    async def shown(self) -> str:
+        """The first of them, once there is one."""
+        return (await until(self.opened))[0]
+
+    def opened(self) -> list[str]:
+        return self._opened.read_text().splitlines() if self._opened.exists() else []
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Browser:
+    return Browser(tmp_path)
 
 
 @pytest.fixture

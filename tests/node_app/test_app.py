@@ -54,9 +54,10 @@ class Watched:
         self._changed = trio.Event()
         self.app.show_to(self._note)
 
-    def _open(self, url: str) -> None:
+    def _open(self, url: str) -> bool:
         self.opened = url
         trio.from_thread.run_sync(self.browsed.set)
+        return True
 
     def _note(self, status: Status) -> None:
         self.shown.append(status)
@@ -224,13 +225,16 @@ async def test_another_start_hands_its_invite_over(tmp_path: Path) -> None:
         with pytest.raises(single.AlreadyRunning), single.only_one(watched.state):
             pass
         async with watched.running() as app:
-            await trio.to_thread.run_sync(single.hand_over, watched.state, "127.0.0.1:1")
-            assert app.settings.joined == Target("127.0.0.1", 1)
+            running = await trio.to_thread.run_sync(single.find_running, watched.state)
+            assert running.url == app.page.url
             with pytest.raises(ConfigError, match="that is no invite"):
-                await trio.to_thread.run_sync(single.hand_over, watched.state, "nonsense")
-            await trio.to_thread.run_sync(single.hand_over, watched.state, None)
-            await watched.browsed.wait()
-            assert watched.opened.startswith(f"http://127.0.0.1:{app.page.port}/open/")
+                await trio.to_thread.run_sync(running.join, "nonsense")
+            assert "that is no invite" in app.status.reason, "it is told where a person looks"
+            await trio.to_thread.run_sync(running.join, "127.0.0.1:1")
+            assert (app.settings.joined, app.notice) == (Target("127.0.0.1", 1), "")
+            ticket = await trio.to_thread.run_sync(running.ticket)
+            assert ticket.startswith(f"http://127.0.0.1:{app.page.port}/open/")
+            assert app.page.token not in ticket
     assert watched.state.read("app.json") is None
     with single.only_one(watched.state):
         pass
@@ -239,7 +243,10 @@ async def test_another_start_hands_its_invite_over(tmp_path: Path) -> None:
 def test_an_app_that_never_answers_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single, "HAND_OVER_SECONDS", 0.0)
     with pytest.raises(ConfigError, match="does not answer"):
-        single.hand_over(StateDir.open(tmp_path), None)
+        single.find_running(StateDir.open(tmp_path))
+    single.announce(StateDir.open(tmp_path), "http://127.0.0.1:1/token/")
+    with pytest.raises(ConfigError, match="does not answer"):
+        single.find_running(StateDir.open(tmp_path))
 
 
 @pytest.mark.parametrize(

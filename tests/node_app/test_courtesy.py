@@ -7,7 +7,9 @@ from datetime import datetime, time, timedelta
 
 import pytest
 
+from node_app import machine
 from node_app.courtesy import QUIET, SERVE, Measurements, Verdict, decide
+from node_app.machine import WINDOW, Mean, Meter
 from node_app.settings import Hours, Limits
 
 NOON = datetime(2025, 6, 1, 12, 0)
@@ -26,9 +28,9 @@ def test_what_nobody_can_measure_is_no_reason_to_pause() -> None:
     ("measured", "switched_off", "reason"),
     [
         (replace(FREE, battery=True), {"pause_on_battery": False}, "battery"),
-        (replace(FREE, cpu=80.0), {"cpu_percent": None}, "CPU (80%, the limit is 60%)"),
-        (replace(FREE, gpu=90.0), {"gpu_percent": None}, "GPU (90%, the limit is 40%)"),
-        (replace(FREE, free_memory=10**8), {"free_memory_gb": None}, "0.1 GB free, the limit is 0.5 GB"),
+        (replace(FREE, cpu=80.0), {"cpu_percent": None}, "CPU (over 75%); back after 5 quiet minutes"),
+        (replace(FREE, gpu=90.0), {"gpu_percent": None}, "GPU (over 50%); back after 5 quiet minutes"),
+        (replace(FREE, free_memory=10**8), {"free_memory_gb": None}, "need the memory; back when 0.5 GB are free"),
     ],
 )
 def test_each_limit_pauses_and_can_be_switched_off(
@@ -41,9 +43,53 @@ def test_each_limit_pauses_and_can_be_switched_off(
 def test_a_pause_for_use_outlasts_the_use_for_a_while() -> None:
     paused = decide(Limits(), replace(FREE, cpu=80.0), NOON)
     assert decide(Limits(), FREE, NOON + QUIET / 2, paused) == paused
-    again = decide(Limits(), replace(FREE, cpu=70.0), NOON + QUIET / 2, paused)
+    again = decide(Limits(), replace(FREE, cpu=80.0), NOON + QUIET / 2, paused)
     assert decide(Limits(), FREE, NOON + QUIET, again).reason
     assert decide(Limits(), FREE, NOON + 1.5 * QUIET, again) == SERVE
+
+
+def test_a_load_around_the_limit_pauses_once_and_gives_one_reason() -> None:
+    """The CPU goes over and under each second, and the GPU over each third: for an hour, and for QUIET after it."""
+    verdict, said = SERVE, []
+    for second in range(3600):
+        measured = replace(FREE, cpu=70.0 + 10 * (second % 2), gpu=90.0 * (second % 3 == 0))
+        verdict = decide(Limits(), measured, NOON + timedelta(seconds=second), verdict)
+        said.append(verdict.reason)
+    assert said[0].startswith("other programs use the GPU")
+    assert len(set(said)) == 1
+    end = NOON + timedelta(hours=1)
+    assert decide(Limits(), FREE, end + QUIET / 2, verdict).reason == said[0]
+    assert decide(Limits(), FREE, end + QUIET, verdict) == SERVE
+
+
+def test_browsing_on_two_cores_is_no_reason_and_a_build_is() -> None:
+    """A page that takes both cores for ten seconds every half minute, and a build that takes them for good."""
+    browsing, build = Mean(WINDOW), Mean(WINDOW)
+    for second in range(300):
+        browsing.add(100.0 if second % 30 < 10 else 15.0)
+        build.add(99.0)
+        assert decide(Limits(), replace(FREE, cpu=browsing.value), NOON) == SERVE, second
+    assert decide(Limits(), replace(FREE, cpu=build.value), NOON).reason
+
+
+def test_a_mean_is_known_once_its_window_is_full_and_forgets_what_is_older() -> None:
+    mean = Mean(3)
+    seen = []
+    for value in (9.0, None, 3.0, 6.0, 0.0):
+        mean.add(value)
+        seen.append(mean.value)
+    assert seen == [None, None, None, None, 3.0]
+
+
+def test_what_the_node_computes_itself_is_no_use_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four cores all are busy, and three of them with this process."""
+    monkeypatch.setattr(machine.psutil, "cpu_percent", lambda: 100.0)
+    monkeypatch.setattr(machine.psutil.Process, "cpu_percent", lambda process: 300.0)
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)
+    meter = Meter(lambda: None)
+    measured = [meter.measure(held=0) for _ in range(WINDOW)]
+    assert [one.cpu for one in measured] == [None] * (WINDOW - 1) + [25.0]
+    assert measured[-1].gpu is None
 
 
 def test_a_pause_for_battery_ends_with_it() -> None:

@@ -48,6 +48,9 @@ class Remembered:
     def ask(self, key: str) -> None:
         self.asked.append(key)
 
+    def follow(self, link: str) -> None:
+        self.join(link)
+
     def leave_cluster(self) -> None:
         self.asked.append("leave")
 
@@ -60,9 +63,6 @@ class Remembered:
 
     def change_limits(self, limits: Limits) -> None:
         self.asked.append(limits)
-
-    def open_page(self, part: str = "") -> None:
-        self.asked.append("open")
 
     def log_tail(self, size: int) -> str:
         return f"the last {size} bytes"
@@ -85,7 +85,7 @@ async def test_it_shows_status_limits_and_log() -> None:
         status = (await client.get("status")).json()
         assert (status["state"], status["fraction"], status["reason"]) == ("downloading", 0.25, "why")
         assert (status["headline"], status["notice"]) == ("Downloading 25%", "a notice")
-        assert status["limits"]["cpu_percent"] == 60
+        assert status["limits"]["cpu_percent"] == 75
         assert "bytes" in (await client.get("log")).text
 
 
@@ -104,13 +104,19 @@ async def test_its_parts_are_there_and_allow_nothing_from_elsewhere(part: str, k
 
 async def test_what_is_asked_is_done() -> None:
     async with served() as (_, commands, client):
-        for what, value in (("join", "core://x"), ("pause", None), ("resume", None), ("leave", None), ("open", "")):
+        for what, value in (
+            ("join", "core://x"),
+            ("link", "core://y"),
+            ("pause", None),
+            ("resume", None),
+            ("leave", None),
+        ):
             answer = await client.post(what, content=json.dumps(value), headers=JSON)
             assert answer.status_code == 200, answer.text
         limits = {"memory_gb": 4, "hours": {"start": "22:00", "end": "08:00"}, "cpu_percent": None}
         assert (await client.post("limits", json=limits)).status_code == 200
         assert commands.asked == [
-            *("core://x", "pause", "resume", "leave", "open"),
+            *("core://x", "core://y", "pause", "resume", "leave"),
             Limits(memory_gb=4, hours=Hours("22:00", "08:00"), cpu_percent=None),
         ]
 
@@ -173,7 +179,7 @@ async def test_another_sites_form_or_script_is_refused_whoever_has_the_token() -
 
 async def test_a_ticket_is_good_once() -> None:
     async with served() as (page, _, client):
-        ticket = page.ticket()
+        ticket = (await client.post("ticket", content=b"null", headers=JSON)).text
         assert page.token not in ticket
         answer = await client.get(ticket)
         assert (answer.status_code, answer.headers["location"]) == (303, page.url)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,29 +30,57 @@ async def test_it_serves_its_page_and_ends_by_a_signal(started: Any, tmp_path: P
     assert not (tmp_path / "state" / "app.json").exists()
 
 
-async def test_a_second_start_reaches_the_first(started: Any, tmp_path: Path) -> None:
+async def again(folder: Path, *options: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
+    """`core-node`, to its end, with an invite on standard input."""
+    command, said = [*APP, "--folder", str(folder), *options], {"capture_stdout": True, "capture_stderr": True}
+    return await trio.run_process(
+        command, stdin=b"127.0.0.1:1\n", check=False, env={**os.environ, **(env or {})}, **said
+    )
+
+
+async def test_a_second_start_reaches_the_first_and_tells_its_address(
+    started: Any, browser: Any, tmp_path: Path
+) -> None:
     async with started(tmp_path, "--headless") as app:
         url = (await app.printed(ADDRESS))[1]
-        second = await trio.run_process(
-            [*APP, "--folder", str(tmp_path), "-"], stdin=b"127.0.0.1:1\n", capture_stdout=True, capture_stderr=True
-        )
-        assert b"it has the invite" in second.stdout
-        async with httpx.AsyncClient() as client:
+        second = await again(tmp_path, "--headless", "-")
+        assert "has the invite" in second.stdout.decode()
+        assert ADDRESS.findall(second.stdout.decode()) == [url]
+        async with httpx.AsyncClient(follow_redirects=True) as client:
             assert (await client.get(f"{url}status")).json()["cluster"] == "127.0.0.1:1"
-        refused = await trio.run_process(
-            [*APP, "--folder", str(tmp_path), "nonsense"], check=False, capture_stdout=True, capture_stderr=True
-        )
-        assert refused.returncode == 2
-        assert b"that is no invite" in refused.stderr
+            assert browser.opened() == []
+            refused = await again(tmp_path, "nonsense", env=browser.env)
+            assert refused.returncode == 2
+            assert b"that is no invite" in refused.stderr
+            shown = await browser.shown()
+            assert url not in shown, "whoever reads command lines learns nothing"
+            assert (await client.get(shown)).url == url
+            assert "that is no invite" in (await client.get(f"{url}status")).json()["notice"]
         assert await app.end(signal.SIGTERM) == 0
 
 
+async def test_a_damaged_link_without_an_icon_is_one_line(tmp_path: Path) -> None:
+    ended = await again(tmp_path, "--headless", "core://join/AbCd")
+    assert (ended.returncode, ended.stdout) == (2, b"")
+    assert ended.stderr.decode().splitlines()[-1] == (
+        "the invite is damaged: it is not whole (copy the whole link, without spaces)"
+    )
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is always a tray")
-async def test_without_a_desktop_it_says_so_once_and_runs_headless(started: Any, tmp_path: Path) -> None:
-    own = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path), "BROWSER": "true %s"}
-    async with started(tmp_path, DISPLAY="", WAYLAND_DISPLAY="", DBUS_SESSION_BUS_ADDRESS="", **own) as app:
-        await app.printed(ADDRESS)
+async def test_without_a_desktop_it_says_so_once_and_runs_headless(started: Any, browser: Any, tmp_path: Path) -> None:
+    """By a damaged link, too: the page opens, and tells."""
+    none = {"DISPLAY": "", "WAYLAND_DISPLAY": "", "DBUS_SESSION_BUS_ADDRESS": ""}
+    own = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
+    async with started(tmp_path, "core://join/AbCd", **none, **own, **browser.env) as app:
+        url = (await app.printed(ADDRESS))[1]
         assert app.output.count("There is no tray here") == 1
+        assert app.output.count("the invite is damaged") == 1
+        async with httpx.AsyncClient() as client:
+            status = (await client.get(f"{url}status")).json()
+        assert (status["state"], status["notice"]) == ("not joined", "")
+        assert "the invite is damaged" in status["reason"]
+        assert (await browser.shown()).endswith("#join")
         assert await app.end(signal.SIGTERM) == 0
 
 

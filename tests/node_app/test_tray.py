@@ -21,27 +21,8 @@ PICTURES = "CORE_TEST_PICTURES"
 """The environment's name of a folder for photographs of the desktop."""
 
 
-class Browser:
-    """A program that notes the addresses which it is to open."""
-
-    def __init__(self, folder: Path) -> None:
-        self._opened = folder / "opened"
-        program = folder / "browser"
-        program.write_text(f'#!/bin/sh\necho "$1" >> {self._opened}\n')
-        program.chmod(0o700)
-        self.env = {"BROWSER": f"{program} %s"}
-
-    def opened(self) -> list[str]:
-        return self._opened.read_text().splitlines() if self._opened.exists() else []
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Browser:
-    return Browser(tmp_path)
-
-
 async def test_the_icon_is_seen_and_its_menu_is_clicked(
-    started: Any, desktop: Any, browser: Browser, tmp_path: Path
+    started: Any, desktop: Any, browser: Any, tmp_path: Path
 ) -> None:
     with trio.fail_after(SECONDS):
         async with started(tmp_path, **desktop.env, **browser.env) as app:
