@@ -1,10 +1,16 @@
 "use strict";
 
 const POLL_MS = 1000;
+const PATIENCE_MS = 12000;
+const SILENT = "core does not answer: start it again, and open this page from its icon";
 const $ = (id) => document.getElementById(id);
-const limitsForm = $("limits-form");
-let filled = false;
-let paused = false;
+const field = $("limits-form").elements;
+const GATED = {
+  has_hours: ["start", "end"], has_cpu: ["cpu_percent"], has_gpu: ["gpu_percent"], has_free: ["free_memory_gb"],
+};
+let filledWith = "";
+let edited = false;
+let duty = "pause";
 
 function set(id, text) {
   const node = $(id);
@@ -12,16 +18,8 @@ function set(id, text) {
 }
 
 function show(status) {
-  const kind = status.state.replace(" ", "-");
-  $("picture").firstElementChild.setAttribute("href", "#" + kind);
-  $("picture").style.color = `var(--${kind})`;
-  document.title = `${status.headline} · core`;
-  set("headline", status.headline);
-  set("reason", status.reason);
-  $("progress").hidden = status.fraction === null;
-  $("progress").value = status.fraction ?? 0;
-  set("notice", status.notice);
-  $("notice").hidden = !status.notice;
+  showHead(status);
+  for (const section of document.querySelectorAll("section")) section.hidden = false;
   const joined = status.cluster !== "";
   $("figures").hidden = !joined;
   set("cluster", status.cluster);
@@ -30,16 +28,38 @@ function show(status) {
   set("served", status.served);
   set("speed", `${Number(status.tokens_per_second.toPrecision(3))} tokens/s`);
   set("join-title", joined ? "Join another cluster" : "Join a cluster");
-  $("leave").hidden = !joined;
-  paused = status.paused;
-  $("pause").hidden = !joined;
-  set("pause", paused ? "Resume" : "Pause");
+  $("leaves").hidden = $("leave").hidden = $("duty").hidden = !joined;
+  duty = status.paused || status.state === "error" ? "resume" : "pause";
+  set("duty", status.state === "error" ? "Try again" : status.paused ? "Resume" : "Pause");
   set("version", status.version);
-  if (!filled && status.limits) fill(status.limits);
+  const said = status.state === "busy" ? "ready" : status.state;
+  set("announcement", status.reason ? `${said}: ${status.reason}` : said);
+  if (!edited && JSON.stringify(status.limits) !== filledWith) fill(status.limits);
+}
+
+function showHead({ state, headline, reason, fraction, notice }) {
+  const kind = state.replace(" ", "-");
+  $("picture").firstElementChild.setAttribute("href", "#" + kind);
+  $("picture").style.color = `var(--${kind})`;
+  document.title = `${headline} · core`;
+  set("headline", headline);
+  set("reason", reason);
+  $("progress").hidden = fraction === null;
+  $("progress").value = fraction ?? 0;
+  set("notice", notice);
+  $("notice").hidden = !notice;
+}
+
+function showGone() {
+  showHead({ state: "not joined", headline: "core does not answer", fraction: null, notice: "",
+    reason: "Start it again, and open this page from its icon." });
+  set("announcement", SILENT);
+  say($("duty-answer"), "");
+  for (const part of [$("figures"), $("duty"), ...document.querySelectorAll("section")]) part.hidden = true;
 }
 
 function fill(limits) {
-  const field = limitsForm.elements;
+  filledWith = JSON.stringify(limits);
   field.memory_gb.value = limits.memory_gb ?? "";
   field.threads.value = limits.threads ?? "";
   field.device.value = limits.device;
@@ -50,11 +70,15 @@ function fill(limits) {
     field[box].checked = limits[name] !== null;
     if (limits[name] !== null) field[name].value = limits[name];
   }
-  filled = true;
+  gate();
+}
+
+function gate() {
+  for (const [box, names] of Object.entries(GATED))
+    for (const name of names) field[name].disabled = !field[box].checked;
 }
 
 function limits() {
-  const field = limitsForm.elements;
   const number = (name) => (field[name].value === "" ? null : Number(field[name].value));
   const ticked = (box, name) => (field[box].checked ? number(name) : null);
   return {
@@ -69,15 +93,43 @@ function limits() {
   };
 }
 
-async function post(what, value) {
-  const headers = { "Content-Type": "application/json" };
-  const answer = await fetch(what, { method: "POST", headers, body: JSON.stringify(value) });
-  if (!answer.ok) throw new Error(await answer.text());
-  return answer.json();
+async function reach(what, options = {}) {
+  let answer;
+  try {
+    answer = await fetch(what, { signal: AbortSignal.timeout(PATIENCE_MS), ...options });
+  } catch {
+    throw new Error(SILENT);
+  }
+  if (!answer.ok) throw new Error(answer.status === 404 ? SILENT : await answer.text());
+  return answer;
 }
 
-async function ask(what, value = null) {
+async function post(what, value = null) {
+  const headers = { "Content-Type": "application/json" };
+  return (await reach(what, { method: "POST", headers, body: JSON.stringify(value) })).json();
+}
+
+async function ask(what, value) {
   show(await post(what, value));
+}
+
+// What comes of it is said in the line `id`; pressed again meanwhile, it is not done twice.
+async function act(id, doing, done, work) {
+  const line = $(id);
+  if (line.dataset.busy) return;
+  line.dataset.busy = "busy";
+  say(line, doing);
+  try {
+    say(line, (await work()) ?? done);
+  } catch (error) {
+    say(line, error.message, "bad");
+  }
+  delete line.dataset.busy;
+}
+
+function say(line, text, kind = "") {
+  line.className = `answer ${kind}`;
+  line.textContent = text;
 }
 
 function offer(clusters) {
@@ -85,7 +137,8 @@ function offer(clusters) {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = "Ask to join";
-    button.addEventListener("click", () => tell("join-answer", "Asking.", async () => {
+    button.ariaLabel = `Ask to join ${name}, key ${key}`;
+    button.addEventListener("click", () => act("find-answer", "Asking.", "Asked: the top of this page says what comes of it.", async () => {
       await ask("ask", key);
       offer([]);
     }));
@@ -96,39 +149,20 @@ function offer(clusters) {
   return clusters.length;
 }
 
-async function tell(id, done, work) {
-  const line = $(id);
-  try {
-    const said = await work();
-    line.className = "answer";
-    line.textContent = said ?? done;
-  } catch (error) {
-    line.className = "answer bad";
-    line.textContent = error.message;
-  }
-}
-
 async function poll() {
   try {
-    const answer = await fetch("status");
-    if (answer.ok) show(await answer.json());
+    show(await (await reach("status")).json());
     if ($("log-details").open) await showLog();
   } catch {
-    show(GONE);
+    showGone();
   }
   setTimeout(poll, POLL_MS);
 }
 
-const GONE = {
-  state: "not joined", headline: "core does not run", reason: "start it again, and open this page from its icon",
-  cluster: "", model: "", holdings: "", served: "", tokens_per_second: 0, fraction: null, paused: false, notice: "",
-  version: "", limits: null,
-};
-
 async function showLog() {
   const pre = $("log-text");
   const atEnd = pre.scrollTop + pre.clientHeight >= pre.scrollHeight - 8;
-  pre.textContent = await (await fetch("log")).text();
+  set("log-text", await (await reach("log")).text());
   if (atEnd) pre.scrollTop = pre.scrollHeight;
 }
 
@@ -141,22 +175,31 @@ function goTo() {
 
 $("join-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  tell("join-answer", "Joining.", async () => {
+  act("join-answer", "", "Joining: the top of this page says what comes of it.", async () => {
     await ask("join", $("invite").value);
     $("invite").value = "";
   });
 });
-limitsForm.addEventListener("submit", (event) => {
+$("invite").addEventListener("input", () => say($("join-answer"), ""));
+$("limits-form").addEventListener("input", () => {
+  edited = true;
+  gate();
+  say($("limits-answer"), "");
+});
+$("limits-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  tell("limits-answer", "Saved.", () => ask("limits", limits()));
+  act("limits-answer", "Saving.", "Saved.", async () => {
+    await ask("limits", limits());
+    edited = false;
+  });
 });
-$("pause").addEventListener("click", () => tell("join-answer", "", () => ask(paused ? "resume" : "pause")));
-$("find").addEventListener("click", async () => {
-  $("find").disabled = true;
-  set("join-answer", "Looking.");
-  await tell("join-answer", "", async () => (offer(await post("find", null)) ? "" : "None was found."));
-  $("find").disabled = false;
+$("duty").addEventListener("click", () => act("duty-answer", "", "", () => ask(duty)));
+$("find").addEventListener("click", () => act("find-answer", "Looking.", "None was found.", async () => {
+  if (offer(await post("find"))) return "";
+}));
+$("leave").addEventListener("click", () => {
+  if (confirm("Leave this cluster? To come back you have to join it anew."))
+    act("leave-answer", "Leaving.", "Left.", () => ask("leave"));
 });
-$("leave").addEventListener("click", () => tell("join-answer", "Left.", () => ask("leave")));
 window.addEventListener("hashchange", goTo);
 poll().then(goTo);
