@@ -32,7 +32,7 @@ def plan(
 ) -> None:
     """Show which node would hold which layers of a model. No weights are loaded."""
     set_up_logging("warning")
-    from core.coordinator.planning import node_memory, plan_request
+    from core.coordinator.planning import node_memory, plan_request, planned
     from core.interfaces.planner import Candidate
     from core.plugins import PluginHost
     from core.runtime.model import Model, Precision, choose_wire
@@ -47,7 +47,7 @@ def plan(
         compute = dtype or quantizer.compute
         precision = Precision(quantizer, compute, choose_wire(wire_dtype, compute, opened.checkpoint), keep_head)
         request = plan_request(opened, precision, candidates, min_nodes, max_nodes)
-        result = chosen.plan(request)
+        result = planned(chosen, request)
         hidden = opened.spec.hidden_size * precision.wire.itemsize
         typer.echo(f"{model}: {opened.spec.layers} layers, {opened.architecture.name}, {quant}, {compute}")
         typer.echo(f"  coordinator  embedding, norm and head  {show_bytes(opened.ends_bytes(precision))}")

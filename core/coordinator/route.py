@@ -163,7 +163,7 @@ class Route:
         except ChannelClosed as error:
             self.fail(first.lost(str(error)))
         except trio.Cancelled:
-            del self._under_way[request_id]
+            self._under_way.pop(request_id, None)
             raise
 
     async def _relay(self, member: Member, packet: Packet) -> None:

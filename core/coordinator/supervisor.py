@@ -10,7 +10,7 @@ import trio
 from core.coordinator.builder import LoadRefused, RouteBuilder
 from core.coordinator.local_nodes import LOCAL_PREFIX
 from core.coordinator.members import Member, Members
-from core.coordinator.planning import node_memory, plan_request
+from core.coordinator.planning import node_memory, plan_request, planned
 from core.coordinator.route import Route
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import ChannelClosed, CoreError, NotReady, PlanError, ProtocolError, RouteError
@@ -184,15 +184,7 @@ class Supervisor:
             self._settings.min_nodes,
             self._settings.max_nodes,
         )
-        try:
-            return self._planner.plan(request)
-        except PlanError:
-            raise
-        except Exception as error:
-            _log.exception("the planner %s failed", self._settings.planner)
-            raise PlanError(
-                f"the planner {self._settings.planner!r} failed", f"{type(error).__name__}: {error}"
-            ) from error
+        return planned(self._planner, request)
 
     def _candidate(self, member: Member) -> Candidate:
         hello = member.hello

@@ -1,0 +1,57 @@
+"""What a planner plans is a plan, or is refused with the planner's name."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.coordinator.planning import planned
+from core.errors import PlanError
+from core.interfaces.planner import Candidate, Plan, Planner, PlanRequest, StagePlan
+
+REQUEST = PlanRequest((10,) * 6, (Candidate("a", 100, "cpu"), Candidate("b", 100, "cpu")), max_stages=2)
+
+
+class Fixed(Planner):
+    name = "fixed"
+
+    def __init__(self, *stages: tuple[str, int, int], left_out: str = "") -> None:
+        told = ((left_out, "it is small"),) if left_out else ()
+        self._plan = Plan(tuple(StagePlan(*stage, nbytes=10) for stage in stages), told)
+
+    def plan(self, request: PlanRequest) -> Plan:
+        return self._plan
+
+
+@pytest.mark.parametrize(
+    "planner", [Fixed(("a", 0, 2), ("b", 2, 6)), Fixed(("b", 0, 6), left_out="a"), Fixed(("b", 0, 6))]
+)
+def test_each_layer_once_in_order_is_a_plan(planner: Fixed) -> None:
+    assert planned(planner, REQUEST) is planner.plan(REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("planner", "fault"),
+    [
+        (Fixed(), "layers [0, 6) are on no node"),
+        (Fixed(("a", 0, 3)), "layers [3, 6) are on no node"),
+        (Fixed(("a", 0, 2), ("b", 3, 6)), "'b' is given layers [3, 6) where [2, ...) follow"),
+        (Fixed(("a", 0, 3), ("b", 2, 6)), "'b' is given layers [2, 6) where [3, ...) follow"),
+        (Fixed(("a", 0, 3), ("b", 3, 7)), "'b' is given layers [3, 7) of 6"),
+        (Fixed(("a", 0, 6), ("b", 6, 6)), "'b' is given layers [6, 6)"),
+        (Fixed(("a", 0, 3), ("a", 3, 6)), "'a' is used twice"),
+        (Fixed(("a", 0, 3), ("c", 3, 6)), "'c' is no candidate"),
+        (Fixed(("a", 0, 6), left_out="c"), "'c' is no candidate"),
+        (Fixed(("a", 0, 6), left_out="a"), "'a' is used twice"),
+    ],
+)
+def test_anything_else_is_refused(planner: Fixed, fault: str) -> None:
+    with pytest.raises(PlanError, match="the planner 'fixed' made a plan that can't be") as caught:
+        planned(planner, REQUEST)
+    assert fault in caught.value.message
+
+
+@pytest.mark.parametrize(("least", "most"), [(2, None), (1, 0)])
+def test_the_bounds_on_the_number_of_nodes_are_held(least: int, most: int | None) -> None:
+    request = PlanRequest(REQUEST.layer_bytes, REQUEST.candidates, least, most)
+    with pytest.raises(PlanError, match="1 nodes are used"):
+        planned(Fixed(("a", 0, 6)), request)
