@@ -57,8 +57,9 @@ class Registry(Generic[T]):
     def names(self) -> list[str]:
         return sorted(self._items)
 
-    def values(self) -> Iterable[T]:
-        return self._items.values()
+    def last_first(self) -> list[T]:
+        """What is asked whether it recognises something: a stranger before what comes with core."""
+        return [*reversed(self._items.values())]
 
     def get(self, name: str) -> T:
         """Raises PluginError listing what there is, and each broken plugin with its cause."""
@@ -119,6 +120,8 @@ class PluginHost:
         """All of it or nothing: a claim that is taken already is refused before anything is added."""
         owners = dict(self._owners)
         for claim in (claim for kind, items in found.items() for item in items for claim in _claims(kind, item)):
+            if owners.get(claim) == owner:
+                raise PluginError(f"it adds the {claim} twice")
             if claim in owners:
                 both = f"{owners[claim]} and {owner}"
                 raise PluginError(f"two plugins claim the {claim}", both, "uninstall one of the two")
@@ -144,15 +147,15 @@ class PluginHost:
 
         Raises ConfigError saying which there are.
         """
-        wanted = config.get("model_type")
-        for architecture in self.architectures.values():
+        wanted, architectures = config.get("model_type"), self.architectures.last_first()
+        for architecture in architectures:
             if wanted in architecture.model_types:
                 return architecture
-        for architecture in self.architectures.values():
-            if architecture.recognises(config):
+        for architecture in architectures:
+            if _recognises(architecture, config):
                 return architecture
-        known = sorted(kind for a in self.architectures.values() for kind in a.model_types)
-        known += [f"what {a.name} recognises" for a in self.architectures.values() if not a.model_types]
+        known = sorted(kind for a in architectures for kind in a.model_types)
+        known += [f"what {a.name} recognises" for a in architectures if not a.model_types]
         raise ConfigError(
             f"no architecture reads model_type {wanted!r}",
             broken_causes(self.broken),
@@ -160,9 +163,9 @@ class PluginHost:
         )
 
     def open_checkpoint(self, source: Source) -> Checkpoint:
-        """Opens `source` by the first format that recognises it. Raises CheckpointError."""
-        for checkpoint_format in self.checkpoint_formats.values():
-            if checkpoint_format.recognises(source):
+        """Opens `source` by a format that recognises it, strangers first. Raises CheckpointError."""
+        for checkpoint_format in self.checkpoint_formats.last_first():
+            if _recognises(checkpoint_format, source):
                 return checkpoint_format.open(source)
         if source.path is None and _looks_like_a_path(source.model):
             raise CheckpointError(
@@ -185,6 +188,17 @@ _HOOKS: dict[str, tuple[str, type[Any]]] = {
     "core_planners": ("planner", Planner),
     "core_checkpoint_formats": ("checkpoint format", CheckpointFormat),
 }
+
+
+def _recognises(item: Any, subject: object) -> bool:
+    try:
+        return bool(item.recognises(subject))
+    except Exception as error:
+        raise PluginError(
+            f"the plugin that adds {item.name!r} failed",
+            f"asked whether it recognises the model, it raised {type(error).__name__}: {error}",
+            "uninstall it, or install another version of it",
+        ) from error
 
 
 def _looks_like_a_path(model: str) -> bool:
@@ -242,4 +256,7 @@ def _instance(hook: str, cls: object, base: type[Any]) -> Any:
     item: Any = cls()
     if not isinstance(item.name, str):
         raise PluginError(f"the name of {cls.__name__} is {item.name!r}", "it must be a string")
+    types = getattr(item, "model_types", ())
+    if not isinstance(types, tuple) or not all(isinstance(name, str) for name in types):
+        raise PluginError(f"the model_types of {cls.__name__} are {types!r}", "they must be a tuple of strings")
     return item

@@ -58,6 +58,8 @@ def planned(planner: Planner, request: PlanRequest) -> Plan:
 
 def _fault(plan: Plan, request: PlanRequest) -> str:
     """What of `plan` contradicts the request; empty where nothing does."""
+    if not isinstance(plan, Plan):
+        return f"it is {plan!r}, and no Plan"
     layers, unused = len(request.layer_bytes), {candidate.node_id for candidate in request.candidates}
     known = frozenset(unused)
     for node_id in (*(stage.node_id for stage in plan.stages), *(node_id for node_id, _ in plan.left_out)):

@@ -50,6 +50,12 @@ def test_anything_else_is_refused(planner: Fixed, fault: str) -> None:
     assert fault in caught.value.message
 
 
+def test_what_is_no_plan_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fixed, "plan", lambda *_: None)
+    with pytest.raises(PlanError, match="it is None, and no Plan"):
+        planned(Fixed(), REQUEST)
+
+
 @pytest.mark.parametrize(("least", "most"), [(2, None), (1, 0)])
 def test_the_bounds_on_the_number_of_nodes_are_held(least: int, most: int | None) -> None:
     request = PlanRequest(REQUEST.layer_bytes, REQUEST.candidates, least, most)

@@ -9,9 +9,7 @@ import pytest
 
 from core import (
     Architecture,
-    Checkpoint,
     CheckpointError,
-    CheckpointFormat,
     ConfigError,
     Plan,
     Planner,
@@ -238,10 +236,20 @@ def test_an_architecture_without_model_types_is_refused() -> None:
     assert cause(plugin(core_architectures=[Vague])) == "PluginError: Vague does not define model_types"
 
 
+@pytest.mark.parametrize("types", ["family", ["family"], ("family", 7)])
+def test_model_types_that_are_no_tuple_of_strings_are_refused(types: object) -> None:
+    class Slipped(Family):
+        model_types = types  # type: ignore[assignment]
+
+    expected = f"the model_types of Slipped are {types!r}: they must be a tuple of strings"
+    assert expected in cause(plugin(core_architectures=[Slipped]))
+
+
 def test_one_name_twice_in_a_plugin_adds_nothing() -> None:
     host = PluginHost()
     host.register(plugin(core_planners=[Fair, Fair]), "twice")
-    assert len(host.broken) == 1
+    (broken,) = host.broken
+    assert broken.cause == "PluginError: it adds the planner 'fair' twice"
     assert host.planners.names() == []
 
 
@@ -332,29 +340,3 @@ def test_an_architecture_that_recognises_many_is_named_among_those_that_there_ar
     host.register(plugin(core_architectures=[Family, Anything]), "good")
     with pytest.raises(ConfigError, match="supported: cousin, family, what anything recognises"):
         host.architecture_of({"model_type": "stranger"})
-
-
-def test_a_checkpoint_is_opened_by_the_format_that_recognises_it() -> None:
-    opened = object()
-
-    class Never(CheckpointFormat):
-        name = "never"
-
-        def recognises(self, source: Source) -> bool:
-            return False
-
-        def open(self, source: Source) -> Checkpoint:
-            raise AssertionError
-
-    class Always(Never):
-        name = "always"
-
-        def recognises(self, source: Source) -> bool:
-            return True
-
-        def open(self, source: Source) -> Checkpoint:
-            return opened  # type: ignore[return-value]
-
-    host = PluginHost()
-    host.register(plugin(core_checkpoint_formats=[Never, Always]), "good")
-    assert host.open_checkpoint(Source("anything")) is opened
