@@ -21,6 +21,11 @@ class CoreError(Exception):
         text = f"{self.title}: {self.message}" if self.message else self.title
         return f"{text} ({self.hint})" if self.hint else text
 
+    @property
+    def reason(self) -> str:
+        """Why, for a sentence that says itself what failed."""
+        return self.message or self.title
+
 
 class ConfigError(CoreError):
     """An option, or a combination of options, that can't be honoured."""

@@ -204,7 +204,7 @@ async def _send(member: Member, message: Assignment | ConnectPeer) -> None:
     try:
         await member.link.send(message)
     except ChannelClosed as error:
-        raise member.lost(str(error)) from None
+        raise member.lost(error.reason) from None
 
 
 async def _fail_when_broken(route: Route) -> None:

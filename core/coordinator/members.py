@@ -42,6 +42,8 @@ class Member:
         self.detail = ""
         self.paused = hello.paused
         """Why it takes no layers for now; "" where it does."""
+        self.leaves = False
+        """It is paused because it is about to end."""
         self.excused = False
         """It is paused, and nobody is served by it any more."""
         self.progress: tuple[int, int] | None = None
@@ -64,14 +66,18 @@ class Member:
     def rest(self) -> None:
         """It has no part in a route."""
         if self.paused:
-            self.become("paused", f"it is paused: {self.paused}")
+            self.become("paused", f"it {self.absence}: {self.paused}")
             self.layers, self.weight_bytes = None, 0
         elif self.state != "failed":
             self.become("idle")
 
-    def pause(self, reason: str) -> None:
+    @property
+    def absence(self) -> str:
+        return "left" if self.leaves else "is paused"
+
+    def pause(self, reason: str, *, leaves: bool = False) -> None:
         """Or ends the pause, where there is no reason."""
-        self.paused, self.excused = reason, self.excused and reason != ""
+        self.paused, self.leaves, self.excused = reason, leaves, self.excused and reason != ""
 
     def fail(self, reason: str) -> None:
         """It is left out of the next plans for a while."""
@@ -124,7 +130,6 @@ class Member:
         return RouteError(
             title.format(repr(self.node_id)) + (f" with layers {layers}" if layers else ""),
             reason,
-            "the cluster plans anew with the nodes that are left; send the request again",
             node=self.node_id,
             layers=layers,
         )

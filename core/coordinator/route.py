@@ -101,7 +101,7 @@ class Route:
             try:
                 await first.link.send(order)
             except ChannelClosed as error:
-                self.fail(first.lost(str(error)))
+                self.fail(first.lost(error.reason))
 
     def clear_broken(self) -> None:
         """Frees what the hops that are left still hold of a broken route's sessions."""
@@ -153,7 +153,6 @@ class Route:
         return RouteError(
             "the route gave no answer",
             f"none of {self.under_way} batches came out of {nodes} within {STALL_SECONDS:g} s",
-            "the cluster plans anew; send the request again",
         )
 
     async def _enter(self, batch: Run, request_id: str) -> None:
@@ -161,7 +160,7 @@ class Route:
         try:
             await first.link.send(batch, request_id)
         except ChannelClosed as error:
-            self.fail(first.lost(str(error)))
+            self.fail(first.lost(error.reason))
         except trio.Cancelled:
             self._under_way.pop(request_id, None)
             raise
@@ -170,7 +169,7 @@ class Route:
         try:
             await member.link.send(packet.message, packet.request_id)
         except ChannelClosed as error:
-            self.fail(member.lost(str(error)))
+            self.fail(member.lost(error.reason))
 
     def _answer(self, request_id: str, *, result: HiddenState | None = None, error: CoreError | None = None) -> None:
         ticket = self._under_way.pop(request_id, None)

@@ -95,7 +95,7 @@ class NodeServer:
             while True:
                 await self._take(member, await member.link.receive())
         except ChannelClosed as error:
-            reason = str(error)
+            reason = error.reason
         except ProtocolError as error:
             reason = str(error)
             await member.link.end_with(Error("protocol", clipped(reason)))
@@ -120,7 +120,7 @@ class NodeServer:
         elif isinstance(message, (LoadComplete, LoadFailed, PeerConnected)):
             member.post(message)
         elif isinstance(message, Pause):
-            member.pause(message.reason)
+            member.pause(message.reason, leaves=message.leaves)
             if member.state == "paused":
                 self._settle(member)
             self._members.notify()

@@ -24,9 +24,11 @@ FAILED_SECONDS = 30.0
 DRAIN_SECONDS = 30.0
 """What a node that pauses gives the generations that run on it."""
 _DRAIN_POLL_SECONDS = 0.1
-_ANEW = "the cluster plans anew with the nodes that are left; send the request again"
-_LOADING = "the nodes load their layers"
 _log = logging.getLogger(__name__)
+
+
+class _Parting(RouteError):
+    """A node paused or left when nobody was served by it."""
 
 
 class Supervisor:
@@ -72,9 +74,7 @@ class Supervisor:
             try:
                 route = await self._build(plan)
             except CoreError as error:
-                self._lost = str(error)
-                _log.warning("%s", error)
-                self._drop_route()
+                self._lose(error)
                 self._become("waiting", self._lost)
                 if not isinstance(error, LoadRefused):
                     await self._pause(RETRY_SECONDS)
@@ -83,10 +83,16 @@ class Supervisor:
             self._lost = ""
             _log.info("route %d is ready: %s", route.epoch, _describe(plan))
             await self._serve(route)
-            self._lost = str(route.failure)
-            _log.warning("route %d broke: %s", route.epoch, route.failure)
             route.clear_broken()
-            self._drop_route()
+            assert route.failure is not None
+            self._lose(route.failure)
+
+    def _lose(self, error: CoreError) -> None:
+        """The route, or the one that was about to be."""
+        self._lost = str(error)
+        level = logging.INFO if isinstance(error, _Parting) else logging.WARNING
+        _log.log(level, "route %d ended: %s", self.epoch, self._lost)
+        self._drop_route()
 
     def ready_route(self) -> Route:
         """The route to begin a session on. Raises NotReady with the numbers and what is waited for."""
@@ -125,7 +131,7 @@ class Supervisor:
     def _pauses(self) -> list[str]:
         """Those that why the route was lost does not tell of."""
         paused = [member for member in self._members.all() if member.paused]
-        said = [f"node {member.node_id!r} is paused: {member.paused}" for member in paused]
+        said = [f"node {member.node_id!r} {member.absence}: {member.paused}" for member in paused]
         return [sentence for sentence in said if sentence not in self._lost]
 
     async def _excuse_the_paused(self) -> None:
@@ -143,7 +149,8 @@ class Supervisor:
             await self._drain(route, member)
             if not member.paused:
                 return
-            route.fail(RouteError(f"node {member.node_id!r} is paused", member.paused, _ANEW, node=member.node_id))
+            kind = RouteError if self._sessions() else _Parting
+            route.fail(kind(f"node {member.node_id!r} {member.absence}", member.paused, node=member.node_id))
         member.excused = True
         member.rest()
         await self._release([member])
@@ -152,7 +159,8 @@ class Supervisor:
         """While the route serves: until no generation runs on it, or the member resumes; no new one begins."""
         if self.state != "ready":
             return
-        self._become("waiting", f"node {member.node_id!r} pauses, what runs is finished first: {member.paused}")
+        parts = "leaves" if member.leaves else "pauses"
+        self._become("waiting", f"node {member.node_id!r} {parts}, what runs is finished first: {member.paused}")
         with trio.move_on_after(DRAIN_SECONDS):
             while self._sessions() and member.paused and route.failure is None:
                 await self._pause(_DRAIN_POLL_SECONDS)
@@ -165,17 +173,14 @@ class Supervisor:
             try:
                 return self._plan()
             except PlanError as error:
-                self._become("waiting", "; ".join(filter(None, (self._lost, str(error), *self._pauses()))))
+                self._become("waiting", self._after_loss(str(error), *self._pauses()))
             await self._pause(FAILED_SECONDS)
 
     def _plan(self) -> Plan:
         members = [member for member in self._members.all() if not member.paused and not _failed_lately(member)]
         missing = self._settings.min_nodes - len(members)
         if missing > 0:
-            raise PlanError(
-                f"{missing} more node{'s' if missing > 1 else ''} must join",
-                f"{self._settings.min_nodes} needed, {len(members)} here",
-            )
+            raise PlanError(f"{missing} more node{'s' if missing > 1 else ''} must join")
         candidates = [self._candidate(member) for member in members]
         request = plan_request(
             self._builder.model,
@@ -204,7 +209,7 @@ class Supervisor:
         self.epoch += 1
         self.required = max(self._settings.min_nodes, len(plan.stages))
         self.left_out = dict(plan.left_out)
-        self._become("loading", f"{_LOADING}; before: {self._lost}" if self._lost else _LOADING)
+        self._become("loading", self._after_loss("the nodes load their layers"))
         _log.info("plan for route %d: %s", self.epoch, _describe(plan))
         members = {member.node_id: member for member in self._members.all()}
         await self._release(members[node_id] for node_id, _ in plan.left_out)
@@ -230,6 +235,9 @@ class Supervisor:
         self.required = self._settings.min_nodes
         for member in self._members.all():
             member.rest()
+
+    def _after_loss(self, *now: str) -> str:
+        return "; ".join(filter(None, (self._lost, *now)))
 
     def _become(self, state: str, detail: str) -> None:
         self.state, self.detail = state, detail

@@ -108,11 +108,13 @@ def _unavailable(kind: str, message: str) -> Failure:
 
 def _not_ready(error: NotReady) -> str:
     counts = f"Required nodes: {error.required}, connected ready nodes: {error.ready}"
-    return f"Model is not ready. {counts}. {error.message}" if error.message else f"Model is not ready. {counts}"
+    reason = f". {error.message}. Try again later." if error.message else ""
+    return f"Model is not ready. {counts}{reason}"
 
 
 def _route_lost(error: RouteError) -> str:
     text = str(error)
     lost = {"node": error.node, "layers": error.layers}
     unsaid = [f"{what} {name}" for what, name in lost.items() if name and name not in text]
-    return f"{text} ({', '.join(unsaid)})" if unsaid else text
+    where = f" ({', '.join(unsaid)})" if unsaid else ""
+    return f"{text}{where}. The cluster plans anew: send the request again."

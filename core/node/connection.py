@@ -104,7 +104,7 @@ class Connection:
             if duty.paused != told:
                 told = duty.paused
                 self._released = trio.Event()
-                await self._link.send(Pause(clipped(told)))
+                await self._link.send(Pause(clipped(told), leaves=duty.leaving != ""))
             if duty.leaving:
                 await self._leave(duty.leaving)
                 scope.cancel()

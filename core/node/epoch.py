@@ -142,7 +142,9 @@ class Epoch:
             await self.peer_lost("upstream", error)
 
     async def peer_lost(self, which: str, error: CoreError) -> None:
-        await self._control.send(PeerLost(self.assignment.epoch, clipped(f"the link to the {which} node: {error}")))
+        await self._control.send(
+            PeerLost(self.assignment.epoch, clipped(f"the link to the {which} node: {error.reason}"))
+        )
 
     async def _load(self) -> Stage | None:
         activity, epoch = self._node.activity, self.assignment.epoch

@@ -275,13 +275,14 @@ class Release(Message, frozen=True):
 
 
 class Pause(Message, frozen=True):
-    """Node to coordinator: no layers for me, for this reason; "" ends the pause.
+    """Node to coordinator: no layers for me, for this reason; "" ends the pause. `leaves`: a LEAVE comes next.
 
     Answered by RELEASE, once nobody is served by what the node holds.
     """
 
     TYPE: ClassVar = "PAUSE"
     reason: Text
+    leaves: bool = False
 
 
 class Leave(Message, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,24 @@ async def test_a_node_that_leaves_ends_what_runs_on_it_and_then_ends(
             assert await cluster.text(prompt, TOKENS) == oracle
 
 
+@pytest.mark.parametrize(
+    ("leaves", "told"), [(True, "node 'b' left: its user quit"), (False, "node 'b' is paused: its user quit")]
+)
+async def test_to_lose_an_idle_node_on_purpose_is_no_warning(
+    model: Path, caplog: pytest.LogCaptureFixture, leaves: bool, told: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", "b") as cluster:
+            await cluster.ready()
+            duty = cluster.duties["b"]
+            (duty.leave if leaves else duty.pause)("its user quit")
+            status = await cluster.until(lambda status: "must join" in status.detail)
+            assert status.detail == f"{told}; 1 more node must join"
+    assert f"route 1 ended: {told}" in caplog.messages
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
 async def test_a_node_that_says_goodbye_is_gone_for_that_reason(
     model: Path, prompt: tuple[int, ...], inside: Any
 ) -> None:
@@ -177,7 +196,7 @@ async def test_a_node_that_says_goodbye_is_gone_for_that_reason(
                 member = inside(cluster).members.all()[-1]
                 await guest.send(Leave("its user quit"))
                 await cluster.until(lambda status: len(status.nodes) == 1)
-                assert member.gone_because == "it left: its user quit"
+                assert member.gone_because == "its user quit"
 
 
 async def test_a_node_that_holds_nothing_leaves_at_once_also_without_a_coordinator(model: Path) -> None:
@@ -212,6 +231,6 @@ async def test_a_node_that_leaves_waits_no_longer_than_it_was_told(
             gate.close_after(3)
             async with cluster.generating(prompt, TOKENS) as running:
                 cluster.duties["a"].leave("its user quit", patience=0.2)
-                with pytest.raises(RouteError, match=r"node 'a' was lost.*it left: its user quit"):
+                with pytest.raises(RouteError, match=r"node 'a' was lost.*: its user quit"):
                     await running.result()
             gate.open()

@@ -331,7 +331,7 @@ async def test_a_session_is_on_one_route_and_ends_with_it(model: Path, prompt: t
                 await anext(deltas)
                 cluster.network.sever(cluster.machines["a"].port)
                 await cluster.ready(after_epoch=1)
-                with pytest.raises(RouteError, match="send the request again"):
+                with pytest.raises(RouteError, match="was lost with layers"):
                     await anext(deltas)
             assert await cluster.text(prompt, TOKENS) == oracle
 

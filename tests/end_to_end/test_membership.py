@@ -75,7 +75,7 @@ async def test_it_says_what_is_missing_from_the_first_moment_until_it_serves(mod
                 assert first[0].json()["status"] == "waiting"
                 await cluster.start_node("one")
                 await cluster.wait_until(lambda status: status["ready_nodes"] == 1)
-                waiting = "Required nodes: 2, connected ready nodes: 1. 1 more node must join: 2 needed, 1 here"
+                waiting = "Required nodes: 2, connected ready nodes: 1. 1 more node must join. Try again later."
                 async with cluster.client() as client:
                     for stream in (False, True):
                         answer = await client.post("/v1/chat/completions", json={**CHAT, "stream": stream})

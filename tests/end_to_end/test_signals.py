@@ -62,7 +62,7 @@ async def test_a_node_that_is_asked_to_end_finishes_the_answer_first(model: Path
             assert last["choices"][0]["finish_reason"] == "length"
             assert await node.wait(SOON) == 0
             await cluster.wait_until(lambda status: not status["nodes"])
-    assert "it left: its user ended it" in cluster.programs[0].output
+    assert "node mine left: its user ended it" in cluster.programs[0].output
     for program in cluster.programs:
         assert "Traceback" not in program.output, program
 

@@ -29,10 +29,10 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     ("refusal", "status", "kind", "message"),
     [
         (
-            NotReady("not ready", "waiting for two more nodes", required=3, ready=1),
+            NotReady("not ready", "a node is missing", required=3, ready=1),
             503,
             "cluster_not_ready",
-            "Model is not ready. Required nodes: 3, connected ready nodes: 1. waiting for two more nodes",
+            "Model is not ready. Required nodes: 3, connected ready nodes: 1. a node is missing. Try again later.",
         ),
         (
             NotReady("not ready", required=2, ready=0),
@@ -41,12 +41,17 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
             "Model is not ready. Required nodes: 2, connected ready nodes: 0",
         ),
         (
-            RouteError("the route broke", "a node left", "wait", node="n7", layers="[4, 8)"),
+            RouteError("the route broke", "n left", "wait", node="n7", layers="[4, 8)"),
             503,
             "route_lost",
-            "the route broke: a node left (wait) (node n7, layers [4, 8))",
+            "the route broke: n left (wait) (node n7, layers [4, 8)). The cluster plans anew: send the request again.",
         ),
-        (RouteError("n7 with [4, 8) left", node="n7", layers="[4, 8)"), 503, "route_lost", "n7 with [4, 8) left"),
+        (
+            RouteError("n7 with [4, 8) left", node="n7", layers="[4, 8)"),
+            503,
+            "route_lost",
+            "n7 with [4, 8) left. The cluster plans anew: send the request again.",
+        ),
         (RequestError("too long", "9 > 8", param="prompt"), 400, "invalid_request_error", "too long: 9 > 8"),
         (Overloaded("64 sessions run", "no more", "wait"), 429, "overloaded", "64 sessions run: no more (wait)"),
         (CoreError("no room", "in KV", "wait"), 500, "server_error", "no room: in KV (wait)"),

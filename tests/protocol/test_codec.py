@@ -109,6 +109,7 @@ EXAMPLES: list[Message] = [
     PeerLost(3, "the link to the upstream node"),
     Release(3),
     Pause("this machine runs on battery"),
+    Pause("its user quit", leaves=True),
     Leave("its user quit"),
     NodeState(sessions=2, kv_tokens=700, kv_bytes=2**31, free_memory=2**34),
     Ping(2**50),
