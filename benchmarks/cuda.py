@@ -8,7 +8,6 @@ minutes on a current GPU, with 4 GB of disk for the made-up model. `--device cpu
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
 from core.plugins import PluginHost
 from core.runtime.bench import WholeModel, made_up_prompt, refuse_too_large
-from core.runtime.device import synchronize, torch_dtype
+from core.runtime.device import give_back_memory, torch_dtype
 from core.runtime.model import Model, Precision
 from core.testing.checkpoints import ModelType, tiny_checkpoint
 from core.testing.families import tiny_family
@@ -98,7 +97,7 @@ def speed(path: Path, device: torch.device, plugins: PluginHost, prompt_tokens: 
             whole.measure(prompt, 2)
             report(f"core {quant} bf16", prompt_tokens, tokens, [whole.measure(prompt, tokens) for _ in range(rounds)])
             del whole
-            let_go(device)
+            give_back_memory(device)
     import transformers
 
     oracle = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch_dtype(DType.BF16)).eval().to(device)
@@ -110,13 +109,6 @@ def report(name: str, prompt_tokens: int, tokens: int, rounds: list[Any]) -> Non
     prefill = spread([prompt_tokens / each.prefill for each in rounds], "tok/s", 0)
     decode = spread([tokens / each.decode for each in rounds], "tok/s", 1)
     print(f"{name:24}prefill {prefill}; decode {decode}", flush=True)
-
-
-def let_go(device: torch.device) -> None:
-    gc.collect()
-    synchronize(device)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def main(device: torch.device, *, small: bool) -> int:

@@ -82,6 +82,7 @@ class Epoch:
                         nursery.start_soon(self._take_from_upstream, order)
         finally:
             self._abandon_work()
+            self._stage = None  # the link to the next stage outlives this epoch, and keeps it
             self._ended.set()
 
     async def end(self) -> None:

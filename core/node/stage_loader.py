@@ -15,6 +15,7 @@ from core.interfaces.dtypes import DType
 from core.parity import as_bytes, run_layer, run_operations
 from core.plugins import PluginHost
 from core.protocol.messages import Assignment
+from core.runtime.device import give_back_memory
 from core.runtime.manifest import Proof, Prover, other_file
 from core.runtime.model import Model, Precision
 from core.runtime.stage import Stage
@@ -65,7 +66,11 @@ class Holdings:
         return self.stage.nbytes if self.stage is not None else 0
 
     def drop(self) -> None:
-        self.key = self.stage = None
+        """Lets go of the weights, and gives their memory back to the system: other programs may need it."""
+        if self.stage is not None:
+            device = self.stage.device
+            self.key = self.stage = None
+            give_back_memory(device)
 
 
 @dataclass(frozen=True, slots=True)

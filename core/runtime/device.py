@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import time
@@ -74,10 +75,19 @@ def synchronize(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
+def give_back_memory(device: torch.device) -> None:
+    """Returns to the system what nothing uses any more: what lies in cycles, and what torch's allocator keeps."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
+
+
 def refuse_dtype(device: torch.device, dtype: DType) -> str | None:
     """Why `device` can't compute in `dtype`, found by trying a small product; None where it can."""
-    probe = torch.ones(2, 2, dtype=torch_dtype(dtype), device=device)
     try:
+        probe = torch.ones(2, 2, dtype=torch_dtype(dtype), device=device)
         result = (probe @ probe).float().cpu()
     except (RuntimeError, TypeError) as error:
         return f"{device} does not compute in {dtype}: {error}"

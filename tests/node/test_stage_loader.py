@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,6 +130,40 @@ def test_weights_are_kept_for_the_same_manifest_alone(model: Path) -> None:
     again = loader(assignment(model, proof=other)).load(holdings)
     assert again.stage is not first.stage
     assert again.read_bytes == first.read_bytes > 0
+
+
+def test_weights_that_are_dropped_are_gone_at_once(model: Path) -> None:
+    holdings = Holdings()
+    loader(assignment(model)).load(holdings)
+    assert holdings.stage is not None
+    stage = weakref.ref(holdings.stage)
+    holdings.stage.__dict__["itself"] = holdings.stage  # as torch's modules do by their hooks
+    gc.disable()
+    try:
+        holdings.drop()
+    finally:
+        gc.enable()
+    assert stage() is None
+
+
+async def test_nodes_that_pause_hold_no_weights_any_more(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    still_held: list[bool] = []
+    drop = Holdings.drop
+
+    def noted(self: Holdings) -> None:
+        stage = weakref.ref(self.stage) if self.stage is not None else None
+        drop(self)
+        if stage is not None:
+            still_held.append(stage() is not None)
+
+    monkeypatch.setattr(Holdings, "drop", noted)
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", "b") as cluster:
+            await cluster.ready()
+            for duty in cluster.duties.values():
+                duty.pause("its owner plays")
+            await cluster.until(lambda _: len(still_held) == 2)
+    assert still_held == [False, False]
 
 
 def test_what_the_node_does_not_have_of_the_model_it_need_not_prove(model: Path, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from core.runtime.device import detect, free_memory
+from core.interfaces.dtypes import DType
+from core.runtime.device import detect, free_memory, give_back_memory, refuse_dtype
 
 FREE, TOTAL = 3 * 2**30, 8 * 2**30
 RESERVED, ALLOCATED = 2 * 2**30, 2**30
@@ -28,3 +29,22 @@ def test_what_the_allocator_keeps_unused_is_free(cuda: torch.device) -> None:
 
 def test_an_offer_counts_the_same(cuda: torch.device) -> None:
     assert (detect()[0].id, detect()[0].free_memory, detect()[0].total_memory) == ("cuda:0", free_memory(cuda), TOTAL)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps"])
+def test_what_the_allocator_keeps_goes_back_to_the_system(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append("cuda"))
+    monkeypatch.setattr(torch.mps, "empty_cache", lambda: emptied.append("mps"))
+    give_back_memory(torch.device(kind, 0))
+    assert emptied == [kind]
+
+
+def test_a_dtype_that_a_device_cant_even_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_mps_says_before_macos_14(*_: object, **__: object) -> None:
+        raise TypeError("BFloat16 is not supported on MPS")
+
+    monkeypatch.setattr(torch, "ones", as_mps_says_before_macos_14)
+    assert refuse_dtype(torch.device("mps"), DType.BF16) == (
+        "mps does not compute in bf16: BFloat16 is not supported on MPS"
+    )
