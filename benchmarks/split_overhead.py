@@ -53,7 +53,7 @@ class Probe:
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Measures around Head's calls, in the compute thread, and from a batch's start to its answer."""
-        step, embed, register, answer = Head.step, Head.embed, Route._register, Route.answer
+        step, embed, register, succeed = Head.step, Head.embed, Route._register, Ticket.succeed
         started: dict[int, float] = {}
 
         def timed_step(head: Head, *args: Any) -> Any:
@@ -75,19 +75,18 @@ class Probe:
                 started[id(ticket)] = time.perf_counter()
             return request_id, ticket
 
-        async def timed_answer(route: Route, ticket: Ticket) -> HiddenState:
-            result = await answer(route, ticket)
+        def timed_succeed(ticket: Ticket, result: HiddenState) -> None:
             if id(ticket) in started:
                 self.route.append(since(started.pop(id(ticket))))
                 self.stages.append(sum(result.compute_us) / 1e3)
-            return result
+            succeed(ticket, result)
 
         Head.step, Head.embed = timed_step, timed_embed
-        Route._register, Route.answer = timed_register, timed_answer
+        Route._register, Ticket.succeed = timed_register, timed_succeed
         try:
             yield
         finally:
-            Head.step, Head.embed, Route._register, Route.answer = step, embed, register, answer
+            Head.step, Head.embed, Route._register, Ticket.succeed = step, embed, register, succeed
 
 
 @dataclass

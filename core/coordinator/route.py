@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -27,11 +28,26 @@ class Hop:
 
 @dataclass(slots=True)
 class Ticket:
-    """A batch that is under way."""
+    """A batch that is under way. `done` is set by what begins with its result, or when it fails.
 
-    answered: trio.Event = field(default_factory=trio.Event)
+    `seconds` is how long it took.
+    """
+
+    done: trio.Event = field(default_factory=trio.Event)
     result: HiddenState | None = None
     error: CoreError | None = None
+    seconds: float = 0.0
+    begin: Callable[[HiddenState], None] | None = None
+    _sent: float = field(default_factory=time.perf_counter)
+
+    def succeed(self, result: HiddenState) -> None:
+        self.result, self.seconds = result, time.perf_counter() - self._sent
+        if self.begin is not None:
+            self.begin(result)
+
+    def fail(self, error: CoreError) -> None:
+        self.error = error
+        self.done.set()
 
 
 class Route:
@@ -48,7 +64,8 @@ class Route:
 
     async def run(self, batch: Run) -> HiddenState:
         """Passes `batch` through every stage: `submit` and `answer` in one."""
-        return await self.answer(await self.submit(batch))
+        ticket = await self.submit(batch)
+        return await self.answer(ticket, begin=lambda result: ticket.done.set())
 
     async def submit(self, batch: Run) -> Ticket:
         """Sends `batch` on its way. Batches keep the order in which they were submitted. Raises RouteError."""
@@ -67,16 +84,19 @@ class Route:
         self._under_way.pop(request_id, None)
         return None
 
-    async def answer(self, ticket: Ticket) -> HiddenState:
-        """What came out of the last stage.
+    async def answer(self, ticket: Ticket, *, begin: Callable[[HiddenState], None]) -> HiddenState:
+        """What came out of the last stage, once what `begin` does with it is done: that has `ticket.done` set.
 
+        It begins as the answer comes, not when the waiting task has its turn.
         Raises RouteError where the route breaks meanwhile, and StageError where a stage refused or failed this
         batch; the route stands then.
         """
-        began = trio.current_time()
-        while not ticket.answered.is_set():
+        ticket.begin, began = begin, trio.current_time()
+        if ticket.result is not None:
+            begin(ticket.result)
+        while not ticket.done.is_set():
             with trio.move_on_at(max(began, self._progressed_at) + STALL_SECONDS):
-                await ticket.answered.wait()
+                await ticket.done.wait()
             if trio.current_time() >= max(began, self._progressed_at) + STALL_SECONDS:
                 self.fail(self._stalled())
         if ticket.error is not None:
@@ -114,8 +134,7 @@ class Route:
             return
         self.failure = failure
         for ticket in list(self._under_way.values()):
-            ticket.error = failure.again()
-            ticket.answered.set()
+            ticket.fail(failure.again())
         self.broken.set()
 
     def member_left(self, member: Member) -> None:
@@ -127,11 +146,13 @@ class Route:
         index = self._index(member)
         message = packet.message
         if isinstance(message, InferenceError):
-            self._answer(packet.request_id, error=_stage_error(self.hops[index], message))
+            if (ticket := self._answered(packet)) is not None:
+                ticket.fail(_stage_error(self.hops[index], message))
         elif isinstance(message, PeerLost):
             await self._peer_lost(member, message.reason)
         elif isinstance(message, HiddenState) and index == len(self.hops) - 1:
-            self._answer(packet.request_id, result=message)
+            if (ticket := self._answered(packet)) is not None:
+                ticket.succeed(message)
         elif isinstance(message, (Run, CacheOrder)) and index < len(self.hops) - 1:
             await self._relay(self.hops[index + 1].member, packet)
         else:
@@ -171,12 +192,9 @@ class Route:
         except ChannelClosed as error:
             self.fail(member.lost(error.reason))
 
-    def _answer(self, request_id: str, *, result: HiddenState | None = None, error: CoreError | None = None) -> None:
-        ticket = self._under_way.pop(request_id, None)
+    def _answered(self, packet: Packet) -> Ticket | None:
         self._progressed_at = trio.current_time()
-        if ticket is not None:
-            ticket.result, ticket.error = result, error
-            ticket.answered.set()
+        return self._under_way.pop(packet.request_id, None)
 
     def _index(self, member: Member) -> int:
         for index, hop in enumerate(self.hops):

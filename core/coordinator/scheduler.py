@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import trio
@@ -108,11 +109,10 @@ class Scheduler:
             ticket = await route.submit(batch.message(route.epoch, hidden))
             self._submitted(batch)
             while True:
-                answer = await route.answer(ticket)
-                seconds = batch.seconds()
-                advancing = self._compute.start(self._advance, route, batch, answer)
+                advancing = self._compute.job(partial(self._advance, route, batch), ticket.done)
+                answer = await route.answer(ticket, begin=advancing.start)
                 self._pace.note(len(batch.tokens), batch.decodes, answer.compute_us)
-                self._telemetry.passed(batch, answer, seconds)
+                self._telemetry.passed(batch, answer, ticket.seconds)
                 advance = await self._explained(advancing)
                 self._deliver(advance.outcomes, goes_on=advance.following is not None)
                 if advance.following is None:

@@ -18,13 +18,21 @@ T = TypeVar("T")
 
 
 class Job(Generic[T]):
-    """A call that was handed to a compute thread."""
+    """A call for a compute thread, which `start` hands over. `done` is set when it has returned."""
 
-    def __init__(self, call: Callable[[], T]) -> None:
+    def __init__(self, queue: SimpleQueue[Job[Any] | None], call: Callable[..., T], done: trio.Event) -> None:
+        self._queue = queue
         self._call = call
-        self._done = trio.Event()
+        self._args: tuple[Any, ...] = ()
+        self._done = done
         self._result: outcome.Outcome[T] | None = None
         self._abandoned = False
+
+    def start(self, *args: Any) -> None:
+        """Hands `call(*args)` over, behind those that were handed over before."""
+        self._args = args
+        self._queue.put(self)
+        time.sleep(0)  # the compute thread gets the interpreter now, not when the event loop next waits
 
     async def wait(self) -> T:
         """The call's result or exception. If cancelled, a call that has begun is left to end by itself."""
@@ -43,7 +51,7 @@ class Job(Generic[T]):
     def run(self, tell: Callable[[trio.Event], None]) -> None:
         """In the compute thread."""
         if not self._abandoned:
-            self._result = outcome.capture(self._call)
+            self._result = outcome.capture(self._call, *self._args)
             tell(self._done)
 
 
@@ -58,10 +66,13 @@ class ComputeThread:
 
     def start(self, call: Callable[..., T], *args: Any) -> Job[T]:
         """Hands `call(*args)` over, behind those that were handed over before."""
-        job = Job(lambda: call(*args))
-        self._jobs.put(job)
-        time.sleep(0)  # the compute thread gets the interpreter now, not when the event loop next waits
+        job = self.job(call, trio.Event())
+        job.start(*args)
         return job
+
+    def job(self, call: Callable[..., T], done: trio.Event) -> Job[T]:
+        """To be started later."""
+        return Job(self._jobs, call, done)
 
     async def run(self, call: Callable[..., T], *args: Any) -> T:
         """`start`, and the job's `wait`."""

@@ -1,7 +1,8 @@
-"""What a route keeps of batches whose sender has left."""
+"""What a route does with answers: who gets them, when, and what it keeps of batches whose sender has left."""
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,9 +12,23 @@ from trio.testing import wait_all_tasks_blocked
 from core.coordinator.members import Member
 from core.coordinator.route import Hop, Route
 from core.protocol.codec import Packet
-from core.protocol.messages import InferenceError, RunPrefill, Segment, Tensor
+from core.protocol.messages import HiddenState, InferenceError, RunPrefill, Segment, Tensor
 
-BATCH = RunPrefill(1, [Segment(1, 0, 1, 1)], Tensor("fp32", 1, 1, bytes(4)))
+ROW = Tensor("fp32", 1, 1, bytes(4))
+BATCH = RunPrefill(1, [Segment(1, 0, 1, 1)], ROW)
+ANSWER = HiddenState(1, ROW)
+
+
+class Empty:
+    """A link on which everything is sent at once."""
+
+    async def send(self, *_: Any) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+def route_over(link: object) -> tuple[Member, Route]:
+    member = cast(Member, SimpleNamespace(node_id="a", link=link))
+    return member, Route(1, [Hop(member, range(1))])
 
 
 class Full:
@@ -24,8 +39,7 @@ class Full:
 
 
 async def test_an_answer_to_a_batch_that_was_never_sent_harms_nobody() -> None:
-    member = cast(Member, SimpleNamespace(node_id="a", link=Full()))
-    route = Route(1, [Hop(member, range(1))])
+    member, route = route_over(Full())
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(route.submit, BATCH)
@@ -33,3 +47,31 @@ async def test_an_answer_to_a_batch_that_was_never_sent_harms_nobody() -> None:
             await route.take(member, Packet(InferenceError(1, "I guess what comes"), request_id="1"))
             nursery.cancel_scope.cancel()
     assert route.under_way == 0
+
+
+async def test_work_on_an_answer_begins_while_that_is_taken() -> None:
+    member, route = route_over(Empty())
+    begun: list[HiddenState] = []
+    with trio.fail_after(10):
+        ticket = await route.submit(BATCH)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(route.answer, ticket, begin=begun.append))
+            await wait_all_tasks_blocked()
+            await route.take(member, Packet(ANSWER, request_id="1"))
+            assert begun == [ANSWER]
+            ticket.done.set()
+
+
+async def test_work_on_an_answer_that_came_before_anybody_waited_begins_then() -> None:
+    member, route = route_over(Empty())
+    begun: list[HiddenState] = []
+
+    def begin(answer: HiddenState) -> None:
+        begun.append(answer)
+        ticket.done.set()
+
+    with trio.fail_after(10):
+        ticket = await route.submit(BATCH)
+        await route.take(member, Packet(ANSWER, request_id="1"))
+        assert await route.answer(ticket, begin=begin) is ANSWER
+    assert begun == [ANSWER]
