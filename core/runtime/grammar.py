@@ -47,11 +47,14 @@ class Grammars:
         if grammar.trigger:
             grammars.insert(0, {"name": "start", "lark_grammar": self._from_trigger(grammar)})
         matcher = LLMatcher(self._vocabulary, json.dumps({"grammars": grammars}), log_level=0)
+        param = None if grammar.kind == "lark" else "response_format"
         if matcher.is_error():
-            param = None if grammar.kind == "lark" else "response_format"
             raise RequestError(
                 "the grammar can't be compiled", _one_line(matcher.get_error()), "change it", param=param
             )
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            raise RequestError("nothing can be written that fits the grammar", hint="change it", param=param)
         return matcher
 
     def _body(self, grammar: Grammar) -> dict[str, Any]:

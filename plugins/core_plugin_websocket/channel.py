@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -186,20 +188,23 @@ class WebSocketChannel(Channel):
 
 
 def _sent(raw: socket.socket, frame: bytes) -> bool:
+    """The socket is the event loop's as well: it stays one that waits for nothing, and the loop alone closes it."""
     try:
         sent = raw.send(frame)
     except OSError:
         return False  # no room in the socket's buffer now, or no connection any more: `send` will tell
     if sent < len(frame):
-        _finish(raw, frame[sent:])
+        _finish(raw, memoryview(frame)[sent:])
     return True
 
 
-def _finish(raw: socket.socket, rest: bytes) -> None:
+def _finish(raw: socket.socket, rest: memoryview) -> None:
     """The peer would read the next frame as the rest of this one: it is sent now, or the connection ends."""
-    try:
-        raw.settimeout(CLOSE_TIMEOUT)
-        raw.sendall(rest)
-        raw.setblocking(False)
-    except OSError:
-        raw.close()
+    deadline = time.monotonic() + CLOSE_TIMEOUT
+    with suppress(OSError, ValueError), selectors.DefaultSelector() as selector:
+        selector.register(raw, selectors.EVENT_WRITE)
+        while rest and selector.select(max(0, deadline - time.monotonic())):
+            rest = rest[raw.send(rest) :]
+    if rest:
+        with suppress(OSError):
+            raw.shutdown(socket.SHUT_RDWR)

@@ -69,6 +69,7 @@ async def test_a_text_is_answered(address: tuple[str, int], engine: Any) -> None
         None,
     )
     assert answer.id.startswith("resp_")
+    assert answer.completed_at >= answer.created_at
     (message,) = answer.output
     assert (message.type, message.role, message.status) == ("message", "assistant", "completed")
     assert (answer.instructions, answer.max_output_tokens, answer.metadata) == ("Be brief.", 9, {"a": "b"})
@@ -208,6 +209,7 @@ async def test_what_is_cut_off_is_incomplete(address: tuple[str, int], engine: A
     whole, events = await with_client(address, talk)
     for response in (whole, events[-1].response):
         assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+        assert response.completed_at is None
         assert (response.output[0].status, response.output_text) == ("incomplete", "Once upon")
     assert events[-1].type == "response.incomplete"
 

@@ -225,6 +225,12 @@ def test_a_schema_that_is_not_json_is_refused(text: str) -> None:
     assert caught.value.param == "response_format"
 
 
+def test_a_schema_that_nothing_fits_is_refused() -> None:
+    with pytest.raises(RequestError, match="nothing can be written that fits") as caught:
+        Grammars(TOKENIZERS["byte-level"]).matcher(Grammar("json_schema", '{"$ref": "#"}'))
+    assert caught.value.param == "response_format"
+
+
 @pytest.mark.parametrize("trigger", ["", "<ff>"])
 @pytest.mark.parametrize(
     ("text", "told"), [("start: missing", "missing"), ('start: %json {"type": "x"}', "Invalid type")]

@@ -115,12 +115,12 @@ class ResponseWording(Wording):
         is_cut = self._last is not None and self._last.delta.finish_reason == "length"
         yield from self._close("incomplete" if is_cut else "completed")
         self._response.usage = self._usage()
-        self._response.completed_at = int(time.time())
         self._response.status = "incomplete" if is_cut else "completed"
         if is_cut:
             self._response.incomplete_details = IncompleteDetails("max_output_tokens")
             yield self._numbered(ResponseIncomplete, response=self._response)
         else:
+            self._response.completed_at = int(time.time())
             yield self._numbered(ResponseCompleted, response=self._response)
 
     def _tell(self, pieces: Iterable[Piece]) -> Iterator[ResponseEvent]:
