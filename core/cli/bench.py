@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import trio
 import typer
 
-from core.cli.console import Bars, set_up_logging
+from core.cli.console import Bars, counted, output, set_up_logging, table
 from core.cli.options import CacheDir, Compute, Device, KeepHead, ModelName, Quant, Revision, Threads, TransportName
 from core.errors import ChannelClosed
 from core.interfaces.checkpoint import Source
@@ -44,8 +45,8 @@ def bench(
 ) -> None:
     """Time a whole model on this machine alone. Prefill and decode, in this process, without any network."""
     set_up_logging("warning")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler has things to say
     import torch
-    from rich.console import Console
 
     from core.plugins import PluginHost
     from core.runtime.bench import WholeModel, made_up_prompt, refuse_too_large
@@ -63,16 +64,21 @@ def bench(
         _fetch(opened)
         whole = WholeModel(opened, precision, place)
         hidden_size = opened.spec.hidden_size
-        typer.echo(f"model    {model}: {opened.spec.layers} layers, {opened.architecture.name}, {quant}, {compute}")
-    typer.echo(f"device   {place}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+        typer.echo(f"model    {model}")
+        layers = counted(opened.spec.layers, "layer")
+        typer.echo(f"         {layers}, architecture {opened.architecture.name}, quant {quant}, dtype {compute}")
+    typer.echo(f"device   {place}, {counted(torch.get_num_threads(), 'thread')}, torch {torch.__version__}")
+    typer.echo(f"speed    the median of {counted(rounds, 'round')} (the slowest to the fastest), after one to warm up")
     whole.measure(prompt, tokens)
     measured = [whole.measure(prompt, tokens) for _ in range(rounds)]
-    typer.echo(f"prefill  {_rate([prompt_tokens / each.prefill for each in measured])}, {prompt_tokens} tokens")
-    typer.echo(f"decode   {_rate([tokens / each.decode for each in measured])}, {tokens} tokens after them")
+    prefill, decode = [each.prefill for each in measured], [each.decode for each in measured]
+    typer.echo(f"prefill  {_rate(prompt_tokens, prefill)}, a prompt of {counted(prompt_tokens, 'token')}")
+    typer.echo(f"decode   {_rate(tokens, decode)}, {counted(tokens, 'token')} after it")
     if profile:
         found = whole.profile(prompt, tokens)
         packet = _decode_message(hidden_size, precision)
-        Console(markup=False).print(_table(found, _codec_seconds(packet), trio.run(_round_trip, moved_by, packet)))
+        typer.echo()
+        output().print(_table(found, _codec_seconds(packet), trio.run(_round_trip, moved_by, packet)))
 
 
 def _fetch(model: Model) -> None:
@@ -85,7 +91,8 @@ def _fetch(model: Model) -> None:
         model.fetch_stage(range(model.spec.layers), progress)
 
 
-def _rate(rates: Sequence[float]) -> str:
+def _rate(tokens: int, seconds: Sequence[float]) -> str:
+    rates = [tokens / each for each in seconds]
     return f"{statistics.median(rates):.1f} tokens/s ({min(rates):.1f} to {max(rates):.1f})"
 
 
@@ -143,14 +150,11 @@ async def _echo(channel: Channel) -> None:
 
 
 def _table(profile: Profile, codec: float, round_trip: float) -> Table:
-    from rich.table import Table
-
-    table = Table("part", "ms", "%", "of which", box=None, pad_edge=False)
+    shown = table("part", "ms", "%", "of which", right=("ms", "%"))
     whole = profile.embed + profile.layers + profile.head + profile.sampling
-    table.columns[1].justify = table.columns[2].justify = "right"
 
     def row(part: str, seconds: float, of_which: str = "") -> None:
-        table.add_row(part, f"{1e3 * seconds:.3f}", f"{100 * seconds / whole:.0f}", of_which)
+        shown.add_row(part, f"{1e3 * seconds:.3f}", f"{100 * seconds / whole:.0f}", of_which)
 
     row("a decoded token", whole)
     row("layers", profile.layers)
@@ -160,7 +164,7 @@ def _table(profile: Profile, codec: float, round_trip: float) -> Table:
     row("embedding", profile.embed)
     row("head", profile.head, "final norm and logits")
     row("sampling", profile.sampling, "greedy")
-    table.add_section()
+    shown.add_section()
     row("codec", codec, "not in a token here: a decode message encoded and decoded")
     row("link", round_trip, "not in a token here: such a message to the other end of a link on this machine and back")
-    return table
+    return shown

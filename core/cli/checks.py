@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-GIB = 2**30
+GB = 10**9
 HOST = "127.0.0.1"
 DEFAULT_PORTS = {7001: "--node-port", 8000: "--api-port"}
 HUB_TIMEOUT_SECONDS = 3.0
-SCARCE_MEMORY = 2 * GIB
-SCARCE_DISK = 10 * GIB
+SCARCE_MEMORY = 2 * GB
+SCARCE_DISK = 10 * GB
 
 
 class Verdict(StrEnum):
@@ -52,7 +52,7 @@ def devices() -> Iterator[Finding]:
 
     for device in detect():
         free, total = device.free_memory, device.total_memory
-        room = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free" if free and total else "memory unknown"
+        room = f"{free / GB:.1f} of {total / GB:.1f} GB free" if free and total else "memory unknown"
         scarce = free is not None and free < SCARCE_MEMORY
         yield Finding(
             Verdict.WARN if scarce else Verdict.OK,
@@ -178,7 +178,7 @@ def disk() -> Iterator[Finding]:
     yield Finding(
         Verdict.WARN if scarce else Verdict.OK,
         "disk",
-        f"{free / GIB:.1f} GiB free for models in {cache}",
+        f"{free / GB:.1f} GB free for models in {cache}",
         "make room there, or set HF_HUB_CACHE to a larger disk" if scarce else "",
     )
 

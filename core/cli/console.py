@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from enum import StrEnum
 
 import trio
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from core.errors import ConfigError
 from core.interfaces.dtypes import DType
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _GB = 10**9
+_ENDLESS = 10_000
 
 
 class WireDType(StrEnum):
@@ -100,6 +104,30 @@ class Bars:
             if name not in self._tasks:
                 self._tasks[name] = self._progress.add_task(name)
             self._progress.update(self._tasks[name], completed=done, total=total)
+
+
+def output() -> Console:
+    """Standard output, as wide as the terminal. Where there is none, and no COLUMNS, no line is broken."""
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _ENDLESS
+    return Console(markup=False, highlight=False, width=width)
+
+
+def table(*columns: str, right: Collection[str] = ()) -> Table:
+    """An empty one. A cell that is too long for the terminal is broken into lines, not cut."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column, overflow="fold", justify="right" if column in right else "left")
+    return made
+
+
+def aligned(*rows: tuple[str, ...], indent: int = 0) -> str:
+    """Rows of cells as lines of columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(" " * indent + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def gigabytes(value: float | None) -> int | None:

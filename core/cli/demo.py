@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import trio
 import typer
 
-from core.cli.console import run, set_up_logging
+from core.cli.console import counted, run, set_up_logging
 from core.cli.demo_model import demo_model, model_path
 from core.cli.options import LogLevel
 from core.cli.serve import Server, serving, show_progress
@@ -77,7 +77,7 @@ class _Timing:
         first = self.first if self.first is not None else self.last
         span = self.last - first
         speed = f", {(self.tokens - 1) / span:.1f} tokens/s" if self.tokens > 1 and span > 0 else ""
-        return f"TTFT {first - self.asked:.2f} s, {self.tokens} tokens{speed}"
+        return f"TTFT {first - self.asked:.2f} s, {counted(self.tokens, 'token')}{speed}"
 
 
 async def _ask(server: Server, model: str, question: str) -> None:

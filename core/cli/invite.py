@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from core.cli.options import StateDirectory
+from core.cli.console import aligned
+from core.cli.options import StateDirectory, one_of
 from core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def invite(
     from core.trust.serving import is_serving
     from core.trust.state_dir import StateDir
 
+    one_of({"--list": show, "--revoke": revoke, "--name": name})
     state = StateDir.open(state_dir)
     if show:
         print(list_invites(Register(state)))
@@ -42,9 +43,7 @@ def invite(
         print(f"invite {revoke} is revoked")
     else:
         made, link = new_invite(state, seconds_of(expires), name)
-        print_invite(made, link)
-        if not is_serving(state):
-            print(f"no coordinator serves friends now: run core serve --node-host 0.0.0.0 --node-port {link.port}")
+        print_invite(made, link, joinable=is_serving(state))
 
 
 def seconds_of(text: str) -> int:
@@ -56,11 +55,16 @@ def seconds_of(text: str) -> int:
     return seconds
 
 
-def print_invite(made: Invite, link: InviteLink) -> None:
+def print_invite(made: Invite, link: InviteLink, *, joinable: bool) -> None:
+    """The QR code is tall: what matters stands below it, the warning first."""
     import segno
 
     if sys.stdout.isatty():
         segno.make(str(link), error="l").terminal(compact=True)
+    if not joinable:
+        warning = "WARNING nobody can join yet: no coordinator serves friends here. Run this, too:\n        "
+        command = f"core serve --model ... --node-host 0.0.0.0 --node-port {link.port}"
+        typer.secho(f"{warning}{command}\n", fg="yellow", err=True)
     who = f" as {made.name}" if made.name else ""
     print(f"{link}\n")
     print(f"invite {made.id} lets one machine in{who}, until {when(link.expires)}")
@@ -75,14 +79,9 @@ def list_invites(register: Register) -> str:
         (invite.id, invite.state, when(invite.expires), invite.name or "-", names.get(invite.used_by, "-"))
         for invite in entries.invites
     ]
-    return table(("ID", "STATE", "EXPIRES", "NAME", "USED BY"), rows) if rows else "no invites"
+    return aligned(("ID", "STATE", "EXPIRES", "NAME", "USED BY"), *rows) if rows else "no invites"
 
 
 def when(seconds: int) -> str:
     """A moment, in the time of here."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows))

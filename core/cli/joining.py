@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.cli.invite import table
+from core.cli.console import aligned
 from core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,10 +53,8 @@ def ask(key: str | None, found: list[Advert], state: StateDir) -> Membership:
 
 
 def describe(found: list[Advert]) -> str:
-    return table(
-        ("CLUSTER", "KEY", "WHERE"),
-        [(cluster.name, cluster.key, f"{', '.join(cluster.hosts)} port {cluster.port}") for cluster in found],
-    )
+    rows = [(cluster.name, cluster.key, f"{', '.join(cluster.hosts)} port {cluster.port}") for cluster in found]
+    return aligned(("CLUSTER", "KEY", "WHERE"), *rows)
 
 
 def read_link(join: str | None) -> str | None:

@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from core.cli.invite import table, when
-from core.cli.options import StateDirectory
+from core.cli.console import aligned
+from core.cli.invite import when
+from core.cli.options import StateDirectory, one_of
 
 if TYPE_CHECKING:
-    from core.trust.register import Asker, KnownNode
+    from core.trust.register import Asker
 
 
 def members(
     remove: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Turn a machine out, at once; the others stay.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Turn a machine out, at once; the others stay. By its name, or the key at the name's end.",
+        ),
     ] = None,
     approve: Annotated[
         str | None, typer.Option(metavar="CODE", help="Let a machine in that asks to join, and shows this code.")
@@ -31,6 +36,7 @@ def members(
     from core.trust.serving import is_serving
     from core.trust.state_dir import StateDir
 
+    one_of({"--remove": remove, "--approve": approve, "--deny": deny})
     state = StateDir.open(state_dir)
     register = Register(state)
     if remove is not None:
@@ -43,8 +49,17 @@ def members(
         print(f"{register.deny(deny).name} is not let in")
         return
     serving, entries = is_serving(state), register.read()
-    rows = [(n.name, n.short_id, _state(n, serving), when(n.first_seen), when(n.last_seen)) for n in entries.nodes]
-    print(table(("NAME", "KEY", "STATE", "FIRST SEEN", "LAST SEEN"), rows) if rows else "no members: see core invite")
+    rows = [
+        (
+            node.node_id,
+            "connected" if node.connected and serving else "away",
+            when(node.first_seen),
+            when(node.last_seen),
+        )
+        for node in entries.nodes
+        if not node.removed
+    ]
+    print(aligned(("NAME", "STATE", "FIRST SEEN", "LAST SEEN"), *rows) if rows else "no members: see core invite")
     if serving:
         print_asking(entries.asking)
 
@@ -53,10 +68,4 @@ def print_asking(askers: list[Asker]) -> None:
     rows = [(a.code, a.name, a.host, when(a.expires)) for a in askers if a.expires > time.time()]
     if rows:
         print("\nThese ask to join. Let one in only if it shows the same code: core members --approve CODE\n")
-        print(table(("CODE", "NAME", "FROM", "UNTIL"), rows))
-
-
-def _state(node: KnownNode, serving: bool) -> str:
-    if node.removed:
-        return "removed"
-    return "connected" if node.connected and serving else "away"
+        print(aligned(("CODE", "NAME", "FROM", "UNTIL"), *rows))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from core.cli.console import WireDType
+from core.errors import ConfigError
 from core.interfaces.dtypes import DType
 
 ModelName = Annotated[str, typer.Option(help="A Hugging Face repo id, a model directory, or a .gguf file.")]
@@ -33,3 +35,10 @@ StateDirectory = Annotated[
 Threads = Annotated[int | None, typer.Option(help="Compute threads. Default: physical cores less one.", min=1)]
 ApiUrl = Annotated[str, typer.Option(help="Where the cluster's API answers.")]
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+
+
+def one_of(given: Mapping[str, str | bool | None]) -> None:
+    """Raises ConfigError where more than one of these options, each of which does something else, is given."""
+    several = [name for name, value in given.items() if value]
+    if len(several) > 1:
+        raise ConfigError(f"{' and '.join(several)} can't be done at once", "", "give them one after the other")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from core.cli.console import WireDType, set_up_logging, show_bytes
+from core.cli.console import WireDType, aligned, counted, set_up_logging, show_bytes
 from core.cli.options import CacheDir, Compute, KeepHead, ModelName, PlannerName, Quant, Revision, Wire
 from core.errors import ConfigError
 from core.interfaces.checkpoint import Source
@@ -49,16 +49,19 @@ def plan(
         request = plan_request(opened, precision, candidates, min_nodes, max_nodes)
         result = planned(chosen, request)
         hidden = opened.spec.hidden_size * precision.wire.itemsize
-        typer.echo(f"{model}: {opened.spec.layers} layers, {opened.architecture.name}, {quant}, {compute}")
-        typer.echo(f"  coordinator  embedding, norm and head  {show_bytes(opened.ends_bytes(precision))}")
-    for stage in result.stages:
+        typer.echo(f"plan for {model}")
         typer.echo(
-            f"  {stage.node_id}  layers [{stage.start}, {stage.end})  {show_bytes(stage.nbytes)} with its KV cache"
+            f"{counted(opened.spec.layers, 'layer')}, architecture {opened.architecture.name},"
+            f" quant {quant}, dtype {compute}, wire dtype {precision.wire}"
         )
-    for node_id, reason in result.left_out:
-        typer.echo(f"  {node_id}  without layers; {reason}")
-    hops = len(result.stages) + 1
-    typer.echo(f"each decoded token crosses {hops} links with {hidden} bytes of hidden state ({precision.wire})")
+        rows = [("coordinator", "embedding, norm, head", show_bytes(opened.ends_bytes(precision)))]
+    rows += [
+        (stage.node_id, f"layers [{stage.start}, {stage.end})", f"{show_bytes(stage.nbytes)} with its KV cache")
+        for stage in result.stages
+    ]
+    rows += [(node_id, "no layers", reason) for node_id, reason in result.left_out]
+    typer.echo(aligned(*rows, indent=2))
+    typer.echo(f"each decoded token crosses {len(result.stages) + 1} links with {hidden} bytes of hidden state")
 
 
 def parse_node(text: str, index: int) -> tuple[str, int]:

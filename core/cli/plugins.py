@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from core.cli.console import output, table
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
 
 def plugins(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List the plugins, what each adds, and what broke one."""
-    from rich.console import Console
-
     from core.plugins import PluginHost
 
     host = PluginHost.installed()
@@ -28,16 +28,15 @@ def plugins(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
         }
         print(json.dumps(found, indent=2))
     else:
-        Console(markup=False).print(_table(host))
+        output().print(_table(host))
 
 
 def _table(host: PluginHost) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table("plugin", "distribution", "version", "adds", box=None, pad_edge=False)
+    shown = table("plugin", "distribution", "version", "adds")
     for plugin in host.loaded:
-        table.add_row(plugin.name, plugin.distribution, plugin.version, ", ".join(plugin.adds))
+        shown.add_row(plugin.name, plugin.distribution, plugin.version, ", ".join(plugin.adds))
     for broken in host.broken:
-        table.add_row(broken.name, broken.distribution, broken.version, Text(f"broken: {broken.cause}", style="red"))
-    return table
+        shown.add_row(broken.name, broken.distribution, broken.version, Text(f"broken: {broken.cause}", style="red"))
+    return shown

@@ -13,7 +13,7 @@ import trio
 import typer
 
 from core.cli.api_options import AllowAnonymousApi, ApiKeyFile, CorsOrigins, api_settings
-from core.cli.console import Bars, WireDType, gigabytes, run, set_up_logging, show_bytes
+from core.cli.console import Bars, WireDType, aligned, counted, gigabytes, run, set_up_logging, show_bytes
 from core.cli.options import (
     CacheDir,
     Compute,
@@ -210,15 +210,15 @@ def _bars(status: ClusterStatus) -> dict[str, tuple[int, int]]:
 
 def describe_plan(status: ClusterStatus) -> str:
     """The plan in lines: who holds which layers, how much of it, how it is reached, and who is left out."""
-    lines = [
-        f"plan {status.route_epoch}: {status.layers} layers, "
+    head = (
+        f"plan {status.route_epoch}: {counted(status.layers, 'layer')}, "
         f"quant {status.quant}, dtype {status.dtype}, wire dtype {status.wire_dtype}"
-    ]
+    )
+    rows = []
     for node in sorted((node for node in status.nodes if node.layers), key=lambda node: node.layers or (0, 0)):
         start, end = node.layers or (0, 0)
         link = f", link {node.link}" if node.link else ""
-        lines.append(
-            f"  {node.node_id}  layers [{start}, {end})  {show_bytes(node.weight_bytes)} on {node.device}{link}"
-        )
-    lines += [f"  {node_id}  without layers; {reason}" for node_id, reason in status.left_out.items()]
-    return "\n".join(lines)
+        held = f"{show_bytes(node.weight_bytes)} on {node.device}{link}"
+        rows.append((node.node_id, f"layers [{start}, {end})", held))
+    rows += [(node_id, "no layers", reason) for node_id, reason in status.left_out.items()]
+    return f"{head}\n{aligned(*rows, indent=2)}"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any
 
 import httpx
 import trio
 import typer
-from rich.console import Console, Group
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from core.cli.api_options import own_headers
-from core.cli.console import run, show_bytes
+from core.cli.console import counted, output, run, show_bytes, table
 from core.cli.options import ApiUrl
 from core.errors import ConfigError, CoreError
 
@@ -34,9 +35,9 @@ async def _watch(url: str, once: bool) -> None:
     async with httpx.AsyncClient(base_url=url, headers=own_headers(), timeout=TIMEOUT_SECONDS) as client:
         first = view(await _status(client))
         if once:
-            Console().print(first)
+            output().print(first)
             return
-        with Live(first, screen=True, auto_refresh=False) as live:
+        with Live(first, console=output(), screen=True, auto_refresh=False) as live:
             while True:
                 await trio.sleep(REFRESH_SECONDS)
                 live.update(await _view_now(client), refresh=True)
@@ -68,58 +69,73 @@ async def _status(client: httpx.AsyncClient) -> dict[str, Any]:
 
 def view(status: dict[str, Any]) -> Group:
     """What `/v1/cluster` says, for people."""
-    kv = status["kv"]
+    kv, nodes, hops = status["kv"], status["nodes"], {hop["node_id"]: hop for hop in status["hops"]}
     used = kv["reserved"] + kv["kept"]
-    lines = [
+    speed = [f"{status['tokens_per_second']:.1f} tokens/s", counted(status["sessions"], "generation")]
+    if hops:
+        speed.append(f"between hops {status['wire_ms']:.1f} ms")
+    parts: list[RenderableType] = [
         f"{status['model']}  {status['state']}" + (f": {status['detail']}" if status["detail"] else ""),
-        f"{status['tokens_per_second']:.1f} tokens/s   {status['sessions']} generations   route {status['route_epoch']}"
-        f"   between hops {status['wire_ms']:.1f} ms",
+        "   ".join([*speed, f"route {status['route_epoch']}"]),
         f"KV cache: {used:,} of {kv['tokens']:,} tokens ({kv['kept']:,} kept of ended generations)",
     ]
-    return Group(*lines, "", _nodes(status), "", _generations(status["generations"]))
+    if nodes:
+        parts += ["", _nodes(nodes), *_details(nodes)]
+    if any(node["layers"] for node in nodes):
+        parts += ["", _shares(nodes, hops)]
+    if status["generations"]:
+        parts += ["", _generations(status["generations"])]
+    return Group(*parts)
 
 
-def _nodes(status: dict[str, Any]) -> Table:
-    table = _table("node", "state", "layers", "device", "weights", "KV cache", "free", "computes", "waits", "link")
-    hops = {hop["node_id"]: hop for hop in status["hops"]}
-    for node in status["nodes"]:
+def _nodes(nodes: list[dict[str, Any]]) -> Table:
+    shown = table("node", "state", "layers", "device", "free", "link", right=["free"])
+    for node in nodes:
         start, end = node["layers"] or (0, 0)
-        hop = hops.get(node["node_id"])
-        table.add_row(
+        done, total = node["progress"] or (0, 0)
+        shown.add_row(
             node["node_id"],
-            " ".join(filter(None, (node["state"], node["detail"]))),
+            f"{node['state']} {done / total:.0%}" if total else node["state"],
             f"[{start}, {end})" if end else "-",
             node["device"],
-            show_bytes(node["weight_bytes"]),
-            show_bytes(node["kv_bytes"]),
             show_bytes(node["free_memory"]),
-            f"{hop['compute_ms']:.1f} ms" if hop else "-",
-            f"{hop['queue_ms']:.1f} ms" if hop else "-",
-            node["link"] or "-",
+            node["link"].partition(" ")[0] or "-",
         )
-    return table
+    return shown
+
+
+def _details(nodes: list[dict[str, Any]]) -> Iterator[str]:
+    """What is too long for a table: why a node holds no layers, or is not reached directly."""
+    for node in nodes:
+        for detail in (node["detail"], node["link"]):
+            if " " in detail:
+                yield f"{node['node_id']}: {detail}"
+
+
+def _shares(nodes: list[dict[str, Any]], hops: dict[str, dict[str, Any]]) -> Table:
+    """What each node does with its layers; the times are those of a decode step."""
+    numbers = ("weights", "KV cache", "computes", "waits")
+    shown = table("node", *numbers, right=numbers)
+    for node in nodes:
+        if node["layers"]:
+            hop = hops.get(node["node_id"])
+            times = [f"{hop[kind]:.1f} ms" if hop else "-" for kind in ("compute_ms", "queue_ms")]
+            shown.add_row(node["node_id"], show_bytes(node["weight_bytes"]), show_bytes(node["kv_bytes"]), *times)
+    return shown
 
 
 def _generations(generations: list[dict[str, Any]]) -> Table:
-    table = _table("generation", "phase", "prompt", "prefilled", "cached", "tokens", "tokens/s", "guessed right", "age")
+    numbers = ("prompt", "prefilled", "cached", "tokens", "tokens/s", "guessed", "right", "age")
+    shown = table("id", "phase", *numbers, right=numbers)
     for each in generations:
-        guessed = f"{each['accepted']} of {each['drafted']}" if each["drafted"] else "-"
-        table.add_row(
+        counts = ("prompt_tokens", "prefilled", "cached_tokens", "tokens")
+        shown.add_row(
             str(each["session"]),
             each["phase"],
-            str(each["prompt_tokens"]),
-            str(each["prefilled"]),
-            str(each["cached_tokens"]),
-            str(each["tokens"]),
+            *(str(each[count]) for count in counts),
             f"{each['tokens_per_second']:.1f}",
-            guessed,
+            str(each["drafted"]),
+            str(each["accepted"]),
             f"{each['seconds']:.0f} s",
         )
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column)
-    return table
+    return shown

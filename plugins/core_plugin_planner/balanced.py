@@ -49,7 +49,7 @@ def _refuse_impossible_counts(request: PlanRequest) -> None:
         raise PlanError(
             "the model has too few layers",
             f"{needed} nodes are asked for, each holds at least one layer, and there are {layers}",
-            f"ask for {layers} nodes or fewer",
+            f"ask for {_nodes(layers)}" + (" or fewer" if layers > 1 else ""),
         )
     if needed > there:
         total, offered = sum(request.layer_bytes), sum(node.memory for node in request.candidates)
@@ -117,13 +117,14 @@ def _does_not_fit(
 ) -> PlanError:
     more, missing = _missing(offsets, rows, request.min_stages, most)
     total, offered = offsets[-1], sum(node.memory for node in request.candidates)
-    there = _nodes(len(request.candidates))
+    count = len(request.candidates)
+    there = f"{_nodes(count)} {'offers' if count == 1 else 'offer'}"
     limits = f"; {request.min_stages} or more must each hold a layer" if request.min_stages > 1 else ""
     if request.max_stages is not None:
         limits += f"; at most {request.max_stages} may be used"
     return PlanError(
         "the model does not fit",
-        f"its layers take {_at_least(total)}, and {there} offer {_at_most(offered)} in all{limits}",
+        f"its layers take {_at_least(total)}, and {there} {_at_most(offered)} in all{limits}",
         f"add {_nodes(more)} with {_at_least(missing)} to offer, or choose a smaller model or a stronger quantization",
         missing_bytes=missing,
     )
@@ -163,10 +164,10 @@ def _nodes(count: int) -> str:
 
 
 def _at_least(nbytes: int) -> str:
-    """In GB, rounded up, so that a need is never told too small."""
-    return f"{-(-nbytes // 10**7) / 100:.2f} GB"
+    """Rounded up, so that a need is never told too small."""
+    return f"{-(-nbytes // 10**7) / 100:.2f} GB" if nbytes >= 10**8 else f"{-(-nbytes // 10**6)} MB"
 
 
 def _at_most(nbytes: int) -> str:
-    """In GB, rounded down, so that an offer is never told too large."""
-    return f"{nbytes // 10**7 / 100:.2f} GB"
+    """Rounded down, so that an offer is never told too large."""
+    return f"{nbytes // 10**7 / 100:.2f} GB" if nbytes >= 10**8 else f"{nbytes // 10**6} MB"

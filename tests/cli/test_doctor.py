@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from typer.testing import CliRunner
 
 from core.cli import app, checks, doctor
-from core.cli.checks import GIB, Finding, Verdict
+from core.cli.checks import GB, Finding, Verdict
 from core.runtime import device
 from core.runtime.device import DeviceInfo
 
@@ -46,19 +46,19 @@ def test_a_gpu_that_torch_cannot_use_is_a_warning(monkeypatch: pytest.MonkeyPatc
 
 def test_devices_are_shown_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [
-        DeviceInfo("cuda:0", "cuda", "Big", 80 * GIB, 79 * GIB),
+        DeviceInfo("cuda:0", "cuda", "Big", 80 * GB, 79 * GB),
         DeviceInfo("mps", "mps", "Odd", None, None),
-        DeviceInfo("cpu", "cpu", "Small", 8 * GIB, GIB),
+        DeviceInfo("cpu", "cpu", "Small", 8 * GB, GB),
     ]
     monkeypatch.setattr(device, "detect", lambda: found)
     big, odd, small = checks.devices()
-    assert (big.verdict, big.subject, big.detail) == (Verdict.OK, "device cuda:0", "Big, 79.0 of 80.0 GiB free")
+    assert (big.verdict, big.subject, big.detail) == (Verdict.OK, "device cuda:0", "Big, 79.0 of 80.0 GB free")
     assert (odd.verdict, odd.detail) == (Verdict.OK, "Odd, memory unknown")
     assert small.verdict is Verdict.WARN
 
 
 def test_what_multiplies_packed_weights_is_shown_for_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [DeviceInfo("cpu", "cpu", "Small", 8 * GIB, GIB)]
+    found = [DeviceInfo("cpu", "cpu", "Small", 8 * GB, GB)]
     monkeypatch.setattr(device, "detect", lambda: found)
     shown = {finding.subject: finding.detail for finding in checks.quantizers()}
     assert {"quantizer int8 on cpu", "quantizer int4 on cpu"} <= set(shown)
@@ -148,7 +148,7 @@ def test_offline_mode_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "HF_HUB_OFFLINE" in finding.detail
 
 
-@pytest.mark.parametrize(("free", "verdict"), [(11 * GIB, Verdict.OK), (9 * GIB, Verdict.WARN)])
+@pytest.mark.parametrize(("free", "verdict"), [(11 * GB, Verdict.OK), (9 * GB, Verdict.WARN)])
 def test_disk_of_a_cache_that_does_not_exist_yet(
     free: int, verdict: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,13 +181,20 @@ def test_a_check_that_fails_itself_is_bad_and_stops_no_other() -> None:
     assert second.verdict is Verdict.OK
 
 
-@pytest.mark.parametrize(("verdict", "status"), [(Verdict.OK, 0), (Verdict.WARN, 0), (Verdict.BAD, 1)])
-def test_lines_and_exit_status(verdict: Verdict, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("verdict", "status", "in_all"),
+    [
+        (Verdict.OK, 0, "nothing is wrong"),
+        (Verdict.WARN, 0, "1 warning, with which core runs here; see what to do above"),
+        (Verdict.BAD, 1, "1 problem to be solved first, and 0 warnings"),
+    ],
+)
+def test_lines_and_exit_status(verdict: Verdict, status: int, in_all: str, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = Finding(verdict, "port 1", "taken " * 40, "take another")
     monkeypatch.setattr(doctor, "examine", lambda: iter([finding]))
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == status
-    assert done.output == f"{verdict.value:5}port 1: {'taken ' * 40} -> take another\n"
+    assert done.output == f"{verdict.value:5}port 1: {'taken ' * 40}\n     -> take another\n\n{in_all}\n"
 
 
 def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
