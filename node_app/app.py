@@ -70,7 +70,7 @@ class App:
         """Until `quit`, and the node's goodbye. Reports when the page is served."""
         async with trio.open_nursery() as self._nursery:
             await self._nursery.start(self.page.run)
-            announce(self._state, self.page.url)
+            self.attempt(announce, self._state, self.page.url)
             task_status.started()
             self._nursery.start_soon(self._tick)
             self._wish()
@@ -123,7 +123,7 @@ class App:
 
     def change_limits(self, limits: Limits) -> None:
         self._verdict = SERVE
-        self._change(replace(self.settings, limits=limits))
+        self._change(replace(self.settings, limits=limits), anew=self.status.state is State.ERROR)
 
     def show_to(self, show: Callable[[Status], None]) -> None:
         """From now on `show` hears of each new status, and of the present one at once."""

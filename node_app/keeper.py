@@ -61,8 +61,8 @@ class Keeper:
         return self._node.activity if self._node else None
 
     def wish(self, wish: Wish | None, *, anew: bool = False) -> None:
-        """Where it is the same the node that runs stays, unless it is to be `anew`; one that failed starts again."""
-        if anew or self.failure or wish != self._wish:
+        """The same wish leaves the node that runs, or the failure, as it is, unless it is to be `anew`."""
+        if anew or wish != self._wish:
             self._wish, self.failure = wish, ""
             self._wishes += 1
             self._changed.set()
@@ -77,7 +77,7 @@ class Keeper:
     def quit(self) -> None:
         self._quitting = True
         self._patience.deadline = trio.current_time() + QUIT_SECONDS + GOODBYE_SECONDS
-        self.wish(None)
+        self.wish(None, anew=True)
 
     async def run(self) -> None:
         """Until `quit`: then the node says goodbye, which is given a few seconds."""

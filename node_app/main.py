@@ -50,21 +50,19 @@ def _run(options: argparse.Namespace) -> int:
             log = folders.logs / "core-node.log"
             logs.set_up(log, to_stderr=options.headless)
             app = App(SettingsFile(folders.config / "settings.json"), state, log, __version__)
-            _join(app, invite, headless=options.headless)
+            if invite is not None:
+                _join(app, invite, headless=options.headless)
             return Process(app, log).run(headless=options.headless, welcome=invite is not None)
     except AlreadyRunning:
         _hand_over(find_running(state), invite, headless=options.headless)
         return 0
 
 
-def _join(app: App, invite: str | None, *, headless: bool) -> None:
-    """Where there may be an icon, an invite that can't be is no end: the page that opens tells why, and takes another.
-
-    Raises ConfigError for it where there is none.
-    """
-    if invite is not None and (refusal := app.attempt(app.join, invite)):
-        if headless:
-            raise refusal
+def _join(app: App, invite: str, *, headless: bool) -> None:
+    """Raises ConfigError for an invite that can't be, where it is headless. Else the page opens and takes another."""
+    if headless:
+        app.join(invite)
+    elif refusal := app.attempt(app.join, invite):
         print(refusal, file=sys.stderr)
 
 

@@ -56,9 +56,10 @@ class Process:
             self._thread.join(0.5)  # on Windows, a join without an end keeps Ctrl-C waiting
         if self._failure is None:
             return 0
+        if isinstance(self._failure, CoreError):
+            raise self._failure
         _log.critical("the app failed", exc_info=self._failure)
-        known = isinstance(self._failure, CoreError)
-        print(self._failure if known else f"core-node failed; {self._log_path} says more", file=sys.stderr)
+        print(f"core-node failed; {self._log_path} says more", file=sys.stderr)
         return 1
 
     def _show(self, *, headless: bool, welcome: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core.discovery.advert import Advert
 from core.errors import ConfigError
@@ -19,6 +20,7 @@ from core.testing.checkpoints import tiny_checkpoint
 from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster
 from core.trust.identity import Identity
 from core.trust.invite import new_invite
+from core.trust.link import InviteLink
 from core.trust.register import Register
 from core.trust.state_dir import StateDir
 from node_app import single
@@ -209,6 +211,67 @@ async def test_what_nobody_expected_is_a_sentence_and_a_trace_in_the_log(
         assert "KeyError: 'surprise'" in caplog.text
         app.leave_cluster()
         await watched.until(State.NOT_JOINED)
+
+
+async def test_what_failed_is_tried_again_when_the_user_says_so(tmp_path: Path) -> None:
+    mended, again = False, trio.Event()
+
+    def plugins() -> PluginHost:
+        if not mended:
+            raise ConfigError("the disk is full")
+        trio.from_thread.run_sync(again.set)
+        return PluginHost.installed()
+
+    watched = Watched(tmp_path, plugins)
+    async with watched.running() as app:
+        app.join("127.0.0.1:1")
+        assert (await watched.until(State.ERROR)).reason == "the disk is full"
+        app.pause()
+        assert app.status.state is State.ERROR
+        mended = True
+        app.resume()
+        await again.wait()
+
+
+async def test_what_a_full_disk_does_not_take_is_told_and_holds_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(tmp_path)
+
+    def full(state: StateDir, name: str, data: bytes) -> None:
+        raise ConfigError(f"{name} can't be written", "no space left")
+
+    monkeypatch.setattr(StateDir, "write", full)
+    with trio.fail_after(SECONDS):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(watched.app.run)
+            assert watched.app.notice == "app.json can't be written: no space left"
+            with pytest.raises(ConfigError, match="it holds until core-node ends"):
+                watched.app.pause()
+            assert watched.app.settings.paused
+            watched.app.quit()
+    assert watched.app.notice == "tokens.json can't be written: no space left"
+
+
+async def test_who_has_lost_the_settings_is_a_member_still(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.app.join(str(InviteLink(("192.168.1.7",), 7001, bytes(32), bytes(16), 2**31)))
+    assert watched.app.settings.joined == Target("192.168.1.7", 7001, invited=True)
+    (watched.folders.config / "settings.json").write_text("{")
+    again = Watched(tmp_path).app
+    assert again.settings.joined == watched.app.settings.joined
+    again.leave_cluster()
+    assert Watched(tmp_path).app.settings.joined is None
+
+
+async def test_with_no_node_there_is_no_goodbye_to_wait_for(tmp_path: Path, autojump_clock: MockClock) -> None:
+    watched = Watched(tmp_path)
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watched.app._keeper.run)
+        await wait_all_tasks_blocked()
+        watched.app.quit()
+    assert trio.current_time() == began
 
 
 async def test_it_quits_while_it_can_not_connect(tmp_path: Path) -> None:

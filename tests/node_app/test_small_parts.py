@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from core.errors import ConfigError
 from core.node.state import Activity
 from node_app import logs
 from node_app.gpu import gpu_meter
@@ -72,6 +73,20 @@ def test_a_crash_of_a_thread_is_in_the_log_with_its_trace(log: Path, monkeypatch
     assert "Traceback" in text
 
 
+def test_the_log_rotates(log: Path) -> None:
+    for number in range(5000):
+        logging.info("%d %s", number, "x" * 1000)
+    files = sorted(log.parent.glob("log*"))
+    assert [file.name for file in files] == ["log", "log.1", "log.2"]
+    assert all(file.stat().st_size <= 2**20 for file in files)
+    assert "4999" in logs.tail(log, 2000)
+
+
+def test_a_log_that_can_not_be_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can't be written"):
+        logs.set_up(tmp_path, to_stderr=False)
+
+
 def test_a_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("first line\nsecond line\nthird line\n")
@@ -120,6 +135,7 @@ def test_a_pause_tells_whether_something_runs_still() -> None:
 
 def test_before_anything_runs() -> None:
     assert status_of(None, Facts()).state is State.NOT_JOINED
+    assert status_of(None, Facts(refusal="that is no invite")).reason == "that is no invite"
     assert status_of(None, JOINED).state is State.CONNECTING
     assert status_of(None, Facts("desk", failure="no device")).state is State.ERROR
 

@@ -67,3 +67,7 @@ def test_every_action_has_a_line() -> None:
     assert {line.action for line in asked} == {*Action, None}
     assert "Resume" in texts(READY, pause_asked=True)
     assert "Pause" not in texts(READY, pause_asked=True)
+
+
+def test_what_failed_can_be_tried_again() -> None:
+    assert Line("Try again", Action.RESUME) in menu(Status(State.ERROR), pause_asked=False, at_login=False, version="1")

@@ -81,6 +81,14 @@ def test_a_copied_state_directory_gets_a_fresh_identity(
     assert Identity.open(copy).fingerprint == opened.fingerprint
 
 
+def test_what_can_not_be_written_is_an_error_that_names_the_file(state: StateDir) -> None:
+    (state.path / "taken").mkdir(parents=True)
+    state.path.chmod(0o700)
+    with pytest.raises(ConfigError, match="taken can't be written"):
+        state.write("taken", b"")
+    assert [path.name for path in state.path.iterdir()] == ["taken"], "no draft is left"
+
+
 def test_a_damaged_key_is_an_error_that_names_the_file(state: StateDir) -> None:
     state.write("identity.pem", b"machine: \nnonsense")
     with pytest.raises(ConfigError, match=r"identity\.pem"):
