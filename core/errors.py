@@ -87,6 +87,10 @@ class Overloaded(CoreError):
     """As many sessions are running as the cluster takes at once."""
 
 
+class DeadlineExceeded(CoreError):
+    """A request whose time was up: the message says what it was at."""
+
+
 class RouteError(CoreError):
     """The route broke under a session: names the node, its layers, and what happens next."""
 

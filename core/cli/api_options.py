@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Annotated
@@ -26,15 +27,22 @@ CorsOrigins = Annotated[
     ),
 ]
 
+MaxTime = Annotated[
+    float | None,
+    typer.Option(help="Seconds that any request may take, waiting included. Default: no bound.", min=0.001),
+]
 
-def api_settings(key_file: Path | None, allow_anonymous: bool, origins: list[str]) -> ApiSettings:
+
+def api_settings(
+    key_file: Path | None, allow_anonymous: bool, origins: list[str], max_time: float | None = None
+) -> ApiSettings:
     """Raises ConfigError for keys that can't be read, and for what contradicts itself."""
     keys = frozenset[str]()
     if key_file is not None:
         keys |= parse_keys(_read(key_file), str(key_file))
     if KEY_VARIABLE in os.environ:
         keys |= parse_keys(os.environ[KEY_VARIABLE], KEY_VARIABLE)
-    return ApiSettings(keys, allow_anonymous, tuple(origins))
+    return ApiSettings(keys, allow_anonymous, tuple(origins), max_time=max_time or math.inf)
 
 
 def own_headers() -> dict[str, str]:

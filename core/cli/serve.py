@@ -12,7 +12,7 @@ from typing import Annotated
 import trio
 import typer
 
-from core.cli.api_options import AllowAnonymousApi, ApiKeyFile, CorsOrigins, api_settings
+from core.cli.api_options import AllowAnonymousApi, ApiKeyFile, CorsOrigins, MaxTime, api_settings
 from core.cli.console import Bars, WireDType, aligned, counted, gigabytes, run, set_up_logging, show_bytes
 from core.cli.options import (
     CacheDir,
@@ -48,6 +48,7 @@ def serve(
     api_key_file: ApiKeyFile = None,
     allow_anonymous_api: AllowAnonymousApi = False,
     cors_origin: CorsOrigins = None,
+    max_time: MaxTime = None,
     local_nodes: Annotated[int, typer.Option(help="Node processes to start on this machine.", min=0, max=64)] = 1,
     min_nodes: Annotated[
         int | None, typer.Option(help="Use at least so many nodes. Default: the local ones, or 1.", min=1)
@@ -93,7 +94,7 @@ def serve(
     from core.trust.addresses import is_loopback
 
     set_up_logging(log_level)
-    api = api_settings(api_key_file, allow_anonymous_api, cors_origin or [])
+    api = api_settings(api_key_file, allow_anonymous_api, cors_origin or [], max_time)
     least = min_nodes if min_nodes is not None else max(1, local_nodes)
     if max_nodes is not None and max_nodes < least:
         raise ConfigError(f"--max-nodes {max_nodes} is less than the {least} that are needed", "", "see --min-nodes")

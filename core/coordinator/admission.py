@@ -64,10 +64,12 @@ class Admission:
 
     async def enter(self, session: Session) -> None:
         """Returns when it runs. Raises Overloaded where too many wait, or it waited too long."""
-        if len(self.waiting) >= MAX_WAITING:
-            raise Overloaded(f"{MAX_WAITING} requests are waiting", "no more are taken at once", "try again shortly")
-        session.arrival = next(self._arrivals)
         self._telemetry.came(session)
+        if len(self.waiting) >= MAX_WAITING:
+            full = Overloaded(f"{MAX_WAITING} requests are waiting", "no more are taken at once", "try again shortly")
+            session.fail(full, "queue_full")
+            raise full
+        session.arrival = next(self._arrivals)
         self.waiting.append(session)
         self._admit()
         with trio.move_on_after(WAIT_SECONDS):
@@ -76,11 +78,13 @@ class Admission:
             raise session.failure
         if not session.admitted.is_set():
             self.waiting.remove(session)
-            raise Overloaded(
-                f"no room within {WAIT_SECONDS:g} s",
-                f"{len(self.running)} sessions are running and {len(self.waiting)} are waiting",
-                "try again later",
-            )
+            late = Overloaded(f"no room within {WAIT_SECONDS:g} s", f"beside {self.crowd}", "try again later")
+            session.fail(late, "queue_timeout")
+            raise late
+
+    @property
+    def crowd(self) -> str:
+        return f"{len(self.running)} running and {len(self.waiting)} waiting"
 
     def any_decodes(self) -> bool:
         return any(session.answered for session in self.running.values())

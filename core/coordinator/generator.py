@@ -16,7 +16,7 @@ from core.coordinator.scheduler import Scheduler
 from core.coordinator.session import Session
 from core.coordinator.speculation import Speculation
 from core.coordinator.supervisor import Supervisor
-from core.errors import RequestError
+from core.errors import DeadlineExceeded, RequestError
 from core.interfaces.engine import Conversation, GenerationRequest, NodeStatus
 from core.runtime.drafting import Drafter
 from core.runtime.grammar import Grammars
@@ -54,13 +54,28 @@ class Generator:
         try:
             session = await trio.to_thread.run_sync(self._prepare, request)
             self.supervisor.ready_route()
-            try:
-                await self.scheduler.admission.enter(session)
-                yield session
-            finally:
-                self.scheduler.leave(session)
+            with trio.CancelScope(deadline=request.deadline) as scope:
+                try:
+                    await self.scheduler.admission.enter(session)
+                    yield session
+                finally:
+                    self.scheduler.leave(session, "deadline" if scope.cancel_called else "cancelled")
+            if scope.cancelled_caught:
+                raise self._deadline_exceeded(session)
         finally:
             self.sessions -= 1
+
+    def _deadline_exceeded(self, session: Session) -> DeadlineExceeded:
+        more = "allow it more time with 'max_time', within the server's --max-time"
+        if not session.admitted.is_set():
+            at, hint = f"it was waiting for room beside {self.scheduler.admission.crowd}", f"try again later, or {more}"
+        elif session.decoding.tokens == 0:
+            done = min(session.cached, session.prompt_tokens)
+            at = f"{done} of its prompt's {session.prompt_tokens} tokens were prefilled"
+            hint = f"shorten the prompt, or {more}"
+        else:
+            at, hint = f"{session.decoding.tokens} tokens were decoded", more
+        return DeadlineExceeded("the request's time was up", at, hint)
 
     def _prepare(self, request: GenerationRequest) -> Session:
         prompt = self._prompt_ids(request)

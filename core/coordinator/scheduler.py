@@ -69,9 +69,12 @@ class Scheduler:
             self._prefilling.clear()
             self.admission.close(route.failure)
 
-    def leave(self, session: Session) -> None:
-        """Its reader has gone, or has all: what it holds is freed as soon as nothing of it is under way."""
-        session.over = True
+    def leave(self, session: Session, ending: str) -> None:
+        """Its reader has gone, or has all: what it holds is freed as soon as nothing of it is under way.
+
+        `ending` says why, where it has not ended by itself.
+        """
+        session.leave(ending)
         self._telemetry.left(session)
         self._free_if_over(session)
         self._idle_lanes.unpark()

@@ -54,21 +54,17 @@ class Session:
         self.restarted = False
         """Whether it was begun anew because its caches failed it."""
         self.over = False
+        self.ending = ""
+        """How it ended: its finish reason, or what else became of it."""
         self.failure: CoreError | None = None
         self.on_read: Callable[[], None] | None = None
         """Called when its reader has caught up."""
         self._unread: deque[Delta | CoreError] = deque()
-        self._finish = ""
         self._told = trio.Event()
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
         return tuple(self.decoding.prompt_logprobs)
-
-    @property
-    def ending(self) -> str:
-        """How it ended: its finish reason, or that it failed or was left."""
-        return "failed" if self.failure else self._finish or "cancelled"
 
     @property
     def is_ahead(self) -> bool:
@@ -77,14 +73,18 @@ class Session:
 
     def tell(self, delta: Delta) -> None:
         if delta.finish_reason is not None:
-            self.over, self._finish = True, delta.finish_reason
+            self.over, self.ending = True, delta.finish_reason
         self._unread.append(delta)
         self._told.set()
 
-    def fail(self, error: CoreError) -> None:
+    def leave(self, ending: str) -> None:
+        """Its reader has gone, or has all."""
+        self.over, self.ending = True, self.ending or ending
+
+    def fail(self, error: CoreError, ending: str = "failed") -> None:
         """Its reader gets `error` once it has read what came before."""
         if not self.over:
-            self.over, self.failure = True, error
+            self.over, self.failure, self.ending = True, error, ending
             self._unread.append(error)
             self._told.set()
             self.admitted.set()

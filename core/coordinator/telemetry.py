@@ -168,7 +168,7 @@ class Telemetry:
         yield Metric(
             "core_requests_ended",
             "counter",
-            "Generations that ended, by how.",
+            "Generations that ended, by how: stop, length, cancelled, deadline, queue_full, queue_timeout, failed.",
             tuple(Sample(count, (("how", how),)) for how, count in sorted(self._ended.items())),
         )
         yield _counter("core_prompt_tokens", "Tokens of prompts that were answered.", total["prompt_tokens"])

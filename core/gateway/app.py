@@ -46,7 +46,7 @@ def create_app(engine: Engine, bridge: Bridge, settings: ApiSettings) -> Litesta
         debug=False,
         pdb_on_exception=False,
     )
-    app.state.gateway = routes.Gateway(engine, bridge, engine.served_model, engine.created)
+    app.state.gateway = routes.Gateway(engine, bridge, engine.served_model, engine.created, settings.max_time)
     app.state.openapi = document(ROUTES, keys_needed=bool(settings.keys))
     return app
 

@@ -11,10 +11,12 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from msgspec import Struct
 
-from core.errors import CoreError, NotReady, Overloaded, RequestError, RouteError
+from core.errors import CoreError, DeadlineExceeded, NotReady, Overloaded, RequestError, RouteError
 
 MODEL_NOT_FOUND = "model_not_found"
 RETRY_AFTER = {"retry-after": "5"}
+NO_RETRY = {"x-should-retry": "false"}
+"""OpenAI's clients, which send again whatever failed with a 5xx, heed it."""
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +81,9 @@ def explain(error: BaseException) -> Failure:
             return _unavailable("route_lost", _route_lost(error))
         case Overloaded():
             return Failure(429, str(error), type="overloaded", code="overloaded", headers=RETRY_AFTER)
+        case DeadlineExceeded():
+            kind = "deadline_exceeded"
+            return Failure(504, str(error), type=kind, code=kind, headers=NO_RETRY)
         case ShuttingDown():
             return _unavailable("server_shutting_down", str(error))
         case ReaderStalled():

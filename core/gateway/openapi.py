@@ -35,6 +35,7 @@ _FAILURES = {
     429: "As much runs as the cluster takes at once.",
     500: "A defect of the server.",
     503: "The cluster is not ready, or lost a node.",
+    504: "The time was up before the answer began.",
 }
 _RETRY = {"Retry-After": {"description": "In so many seconds.", "schema": {"type": "integer"}}}
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+import trio
 from litestar import Request, Response, get, post
 from litestar.exceptions import HTTPException, InternalServerException
 from litestar.types import ASGIApp
@@ -41,12 +43,16 @@ AnyRequest = Request[Any, Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """What the endpoints work with; `model` and `created` were read from the engine in trio."""
+    """What the endpoints work with; `model` and `created` were read from the engine in trio.
+
+    `max_time` bounds every request, in seconds.
+    """
 
     engine: Engine
     bridge: Bridge
     model: str
     created: int
+    max_time: float
 
     def check(self, model: str | None) -> None:
         if model not in (self.model, None):
@@ -56,6 +62,11 @@ class Gateway:
                 param="model",
                 code=MODEL_NOT_FOUND,
             )
+
+    async def deadline(self, asked: float | None) -> float:
+        """When the time is up, by trio's clock, of a request that has just come and asks for so many seconds."""
+        seconds = min(asked or math.inf, self.max_time)
+        return seconds if math.isinf(seconds) else await self.bridge.call(trio.current_time) + seconds
 
     def answer(
         self,
@@ -130,7 +141,7 @@ async def chat_completions(request: AnyRequest) -> ASGIApp:
     """Continues a conversation."""
     gateway, body = gateway_of(request), await read(request, ChatBody)
     gateway.check(body.model)
-    requests = body.generations(request.auth)
+    requests = body.generations(request.auth, await gateway.deadline(body.max_time))
     dialect = await gateway.dialect(body.wishes())
     wording = ChatWording(gateway.model, body, len(requests), dialect)
     return gateway.answer(requests, wording, body.stream, dialect)
@@ -141,7 +152,7 @@ async def responses(request: AnyRequest) -> ASGIApp:
     """Answers an input; nothing of it is kept."""
     gateway, body = gateway_of(request), await read(request, ResponseBody)
     gateway.check(body.model)
-    requests = (body.generation(request.auth),)
+    requests = (body.generation(request.auth, await gateway.deadline(body.max_time)),)
     dialect = await gateway.dialect(body.wishes())
     return gateway.answer(requests, ResponseWording(gateway.model, body, dialect.reader()), body.stream, dialect)
 
@@ -151,7 +162,7 @@ async def completions(request: AnyRequest) -> ASGIApp:
     """Continues texts."""
     gateway, body = gateway_of(request), await read(request, CompletionBody)
     gateway.check(body.model)
-    requests = body.generations(request.auth)
+    requests = body.generations(request.auth, await gateway.deadline(body.max_time))
     echoes = [await _text(gateway, prompt) for prompt in body.prompts()] if body.echo else []
     return gateway.answer(requests, CompletionWording(gateway.model, body, len(requests), echoes), body.stream)
 

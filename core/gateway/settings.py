@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 
@@ -17,13 +18,15 @@ _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 class ApiSettings:
     """Without keys everyone is let in, which has to be allowed beyond this machine.
 
-    `cors_origins` are those of web pages that may ask; `patience` is in seconds.
+    `cors_origins` are those of web pages that may ask; `patience` is in seconds, like `max_time`: how long any request
+    may take.
     """
 
     keys: frozenset[str] = field(default=frozenset(), repr=False)
     allow_anonymous: bool = False
     cors_origins: tuple[str, ...] = ()
     patience: float = PATIENCE
+    max_time: float = math.inf
 
     def __post_init__(self) -> None:
         if self.keys and self.allow_anonymous:

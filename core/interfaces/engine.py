@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ class GenerationRequest:
     context limit; 0 evaluates the prompt alone. `logit_bias` is added to the logits of those token ids. `logprobs` is
     how many alternatives each token's log probabilities list (0: the chosen token's alone, None: none are told);
     `prompt_logprobs` the same for the prompt's tokens. `special_tokens` leaves special tokens in the text.
-    `client` is whom the engine is to be fair to.
+    `client` is whom the engine is to be fair to. `deadline`, by trio's clock, ends the generation in any phase.
     """
 
     prompt: str | tuple[int, ...] | Conversation
@@ -67,6 +68,7 @@ class GenerationRequest:
     grammar: Grammar | None = None
     special_tokens: bool = False
     client: str = ""
+    deadline: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,10 @@ class Engine(Protocol):
     def status(self) -> ClusterStatus: ...
 
     def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
-        """Entering admits the session: raises NotReady or RequestError before anything runs. Leaving frees it."""
+        """Entering admits the session: raises NotReady or RequestError before anything runs. Leaving frees it.
+
+        At the request's deadline what runs inside is cancelled, and DeadlineExceeded raised.
+        """
 
     def watch(self) -> AbstractAsyncContextManager[AsyncIterator[SessionStatus]]:
         """What becomes of generations, as it happens. Raises NotReady before the model is open."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,11 @@ def test_what_is_no_origin_is_refused(origin: str) -> None:
 def test_origins_are_taken() -> None:
     origins = ["https://chat.example", "http://localhost:3000", "*"]
     assert api_settings(None, False, origins).cors_origins == tuple(origins)
+
+
+def test_a_bound_for_every_request_is_taken() -> None:
+    assert api_settings(None, False, []).max_time == math.inf
+    assert api_settings(None, False, [], 7.5).max_time == 7.5
 
 
 def test_commands_send_the_first_key_along(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,7 +142,13 @@ async def test_too_many_that_wait_and_too_long_a_wait_are_refused(
                 await cluster.until(lambda _: all(session.is_ahead for session in admission.running.values()))
                 await pass_time(clock, 121)
             assert "1 requests are waiting" in refusals[0]
-            assert "no room within 120 s" in refusals[1]
+            assert "no room within 120 s: beside 1 running and 0 waiting" in refusals[1]
+            ended = next(metric for metric in cluster.coordinator.metrics() if metric.name == "core_requests_ended")
+            assert {sample.labels[0][1]: sample.value for sample in ended.samples} == {
+                "cancelled": 1,
+                "queue_full": 1,
+                "queue_timeout": 1,
+            }
 
 
 async def test_answers_without_a_bound_make_room_for_who_came_first(

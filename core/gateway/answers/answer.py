@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from core.errors import RequestError
+from core.errors import DeadlineExceeded, RequestError
 from core.gateway.answers.generations import Outcome, Step, generate_all
 from core.gateway.answers.wording import Wording
 from core.gateway.bridge import Bridge, while_connected
 from core.gateway.errors import explain
-from core.interfaces.engine import Engine, GenerationRequest
+from core.interfaces.engine import Delta, Engine, GenerationRequest
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -51,7 +51,8 @@ class Answer:
         return RequestError(error.title, error.message, error.hint, param=self.grammar_field, code=error.code)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.bridge.open(generate_all, self.engine, self.requests) as steps:
+        async with self.bridge.open(generate_all, self.engine, self.requests) as generated:
+            steps = in_time(generated, len(self.requests), self.wording)
             if self.stream:
                 await send_stream(self._events(steps), send)
             else:
@@ -75,6 +76,25 @@ class Answer:
         except Exception as error:
             for each in self.wording.failed(explain(error)):
                 yield each
+
+
+async def in_time(steps: AsyncIterator[Step], choices: int, wording: Wording) -> AsyncIterator[Step]:
+    """`steps`. Where the deadline cuts them short, each choice ends with what there is of it, if all have begun."""
+    last: dict[int, Step] = {}
+    try:
+        async for step in steps:
+            last[step.index] = step
+            yield step
+    except DeadlineExceeded as error:
+        if not last:
+            raise
+        if len(last) < choices:
+            said = f"{len(last)} of its {choices} choices had begun"
+            raise DeadlineExceeded(error.title, said, error.hint) from error
+        wording.out_of_time = True
+        for step in last.values():
+            if step.delta.finish_reason is None:
+                yield replace(step, delta=Delta("", step.delta.tokens, "length"))
 
 
 async def send_stream(events: AsyncIterator[bytes], send: Send) -> None:

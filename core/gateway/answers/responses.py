@@ -117,7 +117,9 @@ class ResponseWording(Wording):
         self._response.usage = self._usage()
         self._response.status = "incomplete" if is_cut else "completed"
         if is_cut:
-            self._response.incomplete_details = IncompleteDetails("max_output_tokens")
+            self._response.incomplete_details = IncompleteDetails(
+                "max_time" if self.out_of_time else "max_output_tokens"
+            )
             yield self._numbered(ResponseIncomplete, response=self._response)
         else:
             self._response.completed_at = int(time.time())

@@ -27,6 +27,9 @@ def event(data: Struct) -> bytes:
 class Wording(ABC):
     """How an endpoint words one answer: as a whole, or event by event."""
 
+    out_of_time = False
+    """Whether its deadline ended it."""
+
     @abstractmethod
     def whole(self, outcomes: Sequence[Outcome]) -> Struct: ...
 

@@ -1,11 +1,13 @@
 """What the generating endpoints share: sampling, streaming and the number of choices in; usage out.
 
 Field names and meanings follow the OpenAI API reference (platform.openai.com/docs/api-reference). Of vLLM's
-extensions there are top_k, min_p, repetition_penalty, stop_token_ids and ignore_eos.
+extensions there are top_k, min_p, repetition_penalty, stop_token_ids and ignore_eos; max_time is that of transformers'
+GenerationConfig.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, TypeAlias
 
@@ -33,6 +35,10 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - MAX_CHOICES)]
 """Choices add their number to it, and stay within 64 bits."""
+Seconds = Annotated[
+    float,
+    Meta(gt=0, description="For how many seconds the request may take; the host's own bound holds, too."),
+]
 
 Prompt: TypeAlias = str | tuple[int, ...] | Conversation
 
@@ -60,6 +66,7 @@ class Body(Fields, kw_only=True):
     stop: StopText | Annotated[tuple[StopText, ...], Meta(max_length=MAX_STOPS)] = ()
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
     ignore_eos: bool = False
+    max_time: Seconds | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -68,7 +75,7 @@ class Body(Fields, kw_only=True):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def generations(self, client: str = "") -> tuple[GenerationRequest, ...]:
+    def generations(self, client: str = "", deadline: float = math.inf) -> tuple[GenerationRequest, ...]:
         """What the engine is asked for, in the order of the choices. Raises RequestError for fields that conflict."""
         if self.stream_options and not self.stream:
             raise RequestError("'stream_options' goes only with 'stream': true", param="stream_options")
@@ -79,9 +86,11 @@ class Body(Fields, kw_only=True):
                 hint=f"ask for at most {MAX_GENERATIONS} generations in one request",
                 param="n" if len(prompts) <= MAX_GENERATIONS else "prompt",
             )
-        return tuple(self._generation(prompt, choice, client) for prompt in prompts for choice in range(self.n))
+        return tuple(
+            self._generation(prompt, choice, client, deadline) for prompt in prompts for choice in range(self.n)
+        )
 
-    def _generation(self, prompt: Prompt, choice: int, client: str) -> GenerationRequest:
+    def _generation(self, prompt: Prompt, choice: int, client: str, deadline: float) -> GenerationRequest:
         return GenerationRequest(
             prompt=prompt,
             max_tokens=self._limit(),
@@ -100,6 +109,7 @@ class Body(Fields, kw_only=True):
             logprobs=self._top_logprobs(),
             prompt_logprobs=self._prompt_logprobs(),
             client=client,
+            deadline=deadline,
         )
 
     def _prompts(self) -> Sequence[Prompt]:

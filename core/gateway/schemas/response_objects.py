@@ -63,7 +63,9 @@ class ResponseUsage(Struct):
 
 
 class IncompleteDetails(Struct):
-    reason: Literal["max_output_tokens"]
+    """`max_time`, which OpenAI lacks: the request's time was up."""
+
+    reason: Literal["max_output_tokens", "max_time"]
 
 
 class ResponseError(Struct):

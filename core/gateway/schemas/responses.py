@@ -13,6 +13,7 @@ from msgspec import Meta, Struct, field
 
 from core.gateway.dialects.dialect import Wishes
 from core.gateway.dialects.grammars import ANY_OBJECT, Function
+from core.gateway.schemas.common import Seconds
 from core.gateway.schemas.decoding import Fields, Idle
 from core.gateway.schemas.items import InputItem, conversation_of
 from core.gateway.schemas.tools import (
@@ -118,6 +119,7 @@ class ResponseBody(Fields, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    max_time: Seconds | None = None
 
     @classmethod
     def spelled_out(cls, fields: dict[str, Any]) -> dict[str, Any]:
@@ -127,7 +129,7 @@ class ResponseBody(Fields, kw_only=True):
                 return {**fields, "input": [_typed(item) for item in items]}
         return fields
 
-    def generation(self, client: str) -> GenerationRequest:
+    def generation(self, client: str, deadline: float) -> GenerationRequest:
         """What the engine is asked for. Raises RequestError for fields that conflict."""
         return GenerationRequest(
             prompt=conversation_of(self.instructions, self.input),
@@ -135,6 +137,7 @@ class ResponseBody(Fields, kw_only=True):
             temperature=self.temperature,
             top_p=self.top_p,
             client=client,
+            deadline=deadline,
         )
 
     def wishes(self) -> Wishes:
