@@ -18,7 +18,7 @@ from core.errors import ConfigError, CoreError
 from core.plugins import PluginHost
 from core.trust.state_dir import StateDir
 from node_app import logs
-from node_app.courtesy import SERVE, Verdict, decide
+from node_app.courtesy import SERVE, SERVE_ALTHOUGH_USED, Measurements, Verdict, decide
 from node_app.desktop import browse
 from node_app.gpu import gpu_meter
 from node_app.joining import Target, accept, ask, forget, remembered
@@ -57,6 +57,7 @@ class App:
         self._log_path = log
         self._show: Callable[[Status], None] = lambda _: None
         self._browse = browse
+        self._measured: Measurements | None = None
         self._verdict: Verdict = SERVE
         self._keeper = Keeper(state, plugins, self._publish)
         self._refusal = ""
@@ -86,6 +87,11 @@ class App:
     def notice(self) -> str:
         """What the user should know of the app itself, "" for nothing."""
         return ". ".join(filter(None, (self._file.complaint, self._refusal, self._unsaved)))
+
+    @property
+    def resumable(self) -> bool:
+        """Whether a pause is its user's, or one that they can end: for others' use."""
+        return self.settings.paused or self._verdict.until is not None
 
     def join(self, invite: str) -> None:
         self._join(accept(invite, self._state))
@@ -117,12 +123,12 @@ class App:
         self._change(replace(self.settings, paused=True))
 
     def resume(self) -> None:
-        """Ends a courtesy pause as well, until there is a new reason for one; and has what failed tried again."""
-        self._verdict = SERVE
+        """Ends a pause for others' use as well, until there is new use; and has what failed tried again."""
+        self._verdict = self._judged(self.settings.limits, SERVE_ALTHOUGH_USED)
         self._change(replace(self.settings, paused=False), anew=self.status.state is State.ERROR)
 
     def change_limits(self, limits: Limits) -> None:
-        self._verdict = SERVE
+        self._verdict = self._judged(limits, SERVE)
         self._change(replace(self.settings, limits=limits), anew=self.status.state is State.ERROR)
 
     def show_to(self, show: Callable[[Status], None]) -> None:
@@ -174,17 +180,19 @@ class App:
             meter = Meter(gpu_load)
             ticks = 0
             while True:
-                now = datetime.now()
                 activity = self._keeper.activity
-                self._tally.note(activity.tokens if activity else 0, now)
-                measured = await trio.to_thread.run_sync(meter.measure, self.status.memory)
-                self._verdict = decide(self.settings.limits, measured, now, self._verdict)
+                self._tally.note(activity.tokens if activity else 0, datetime.now())
+                self._measured = await trio.to_thread.run_sync(meter.measure, self.status.memory)
+                self._verdict = self._judged(self.settings.limits, self._verdict)
                 self._apply_pause()
                 self._publish()
                 ticks += 1
                 if ticks % _SAVE_TICKS == 0:
                     self._save_tally()
                 await trio.sleep(TICK_SECONDS)
+
+    def _judged(self, limits: Limits, last: Verdict) -> Verdict:
+        return decide(limits, self._measured, datetime.now(), last) if self._measured else last
 
     def _save_tally(self) -> None:
         try:

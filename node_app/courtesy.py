@@ -36,15 +36,18 @@ class Verdict:
     """Serve, where there is no `reason`, or pause for it: at least until `until`, where that is set.
 
     A reason stays the same while a pause lasts, and has no measured figure: the cluster is told of each that is new.
-    `gave_back` bytes were this node's when it paused for want of memory: it would take them again.
+    `gave_back` bytes were this node's when it paused for want of memory: it would take them again. `although` others
+    use the machine it serves, until they stop: its user said so.
     """
 
     reason: str = ""
     until: datetime | None = None
     gave_back: int = 0
+    although: bool = False
 
 
 SERVE = Verdict()
+SERVE_ALTHOUGH_USED = Verdict(although=True)
 
 
 def decide(limits: Limits, measured: Measurements, now: datetime, last: Verdict = SERVE) -> Verdict:
@@ -54,6 +57,8 @@ def decide(limits: Limits, measured: Measurements, now: datetime, last: Verdict 
         gave_back = max(last.gave_back, measured.held)
         return Verdict(_memory_reason(limits, gave_back), now + QUIET, gave_back)
     for reason in _in_use(limits, measured):
+        if last.although:
+            return last
         return Verdict(reason if last.until is None else last.reason, now + QUIET, last.gave_back)
     if last.until is not None and now < last.until:
         return last

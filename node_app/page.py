@@ -55,6 +55,9 @@ class Commands(Protocol):
     def notice(self) -> str:
         """What the user should know of the app itself, "" for nothing."""
 
+    @property
+    def resumable(self) -> bool: ...
+
     def join(self, invite: str) -> None:
         """Raises ConfigError for what is no invite."""
 
@@ -172,7 +175,7 @@ class Page:
             "served": served(status),
             "tokens_per_second": status.tokens_per_second,
             "fraction": status.fraction,
-            "paused": settings.paused,
+            "resumable": self._commands.resumable,
             "limits": settings.limits,
             "notice": self._commands.notice if self._commands.notice != status.reason else "",
             "version": self._version,

@@ -126,7 +126,7 @@ class Process:
             return f"{error}: install core-cluster[tray]"
         _register_links()
         try:
-            tray = Tray(self._perform, lambda: (self._app.settings.paused, desktop.present(_login())), __version__)
+            tray = Tray(self._perform, lambda: (self._app.resumable, desktop.present(_login())), __version__)
             self._stop_tray = tray.stop
             self._tray_gone.clear()
             tray.run(lambda: self._in_trio(self._app.show_to, tray.show))

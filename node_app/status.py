@@ -138,14 +138,14 @@ class Line:
 SEPARATOR = Line()
 
 
-def _duty(status: Status, *, pause_asked: bool) -> Line:
+def _duty(status: Status, *, resumable: bool) -> Line:
     if status.state is State.ERROR:
         return Line("Try again", Action.RESUME)
-    return Line("Resume", Action.RESUME) if pause_asked else Line("Pause", Action.PAUSE)
+    return Line("Resume", Action.RESUME) if resumable else Line("Pause", Action.PAUSE)
 
 
-def menu(status: Status, *, pause_asked: bool, at_login: bool, version: str) -> tuple[Line, ...]:
-    """`pause_asked`: the user, not courtesy, paused it. `at_login`: whether it starts at login."""
+def menu(status: Status, *, resumable: bool, at_login: bool, version: str) -> tuple[Line, ...]:
+    """`resumable`: it is paused, and its user can end that. `at_login`: whether it starts at login."""
     lines = [Line(clip(sentence(status), _REASON_LENGTH))]
     if status.cluster:
         lines.append(Line(clip(f"Cluster: {status.cluster}", _REASON_LENGTH)))
@@ -159,7 +159,7 @@ def menu(status: Status, *, pause_asked: bool, at_login: bool, version: str) -> 
         *lines,
         SEPARATOR,
         Line("Join...", Action.JOIN),
-        _duty(status, pause_asked=pause_asked),
+        _duty(status, resumable=resumable),
         Line("Open status page", Action.PAGE),
         Line("Limits...", Action.LIMITS),
         Line("Start at login", Action.START_AT_LOGIN, checked=at_login),

@@ -34,7 +34,7 @@ class Tray:
     """
 
     def __init__(self, perform: Callable[[Action], None], ask: Callable[[], tuple[bool, bool]], version: str) -> None:
-        """`ask` tells whether the user paused the node, and whether it starts at login."""
+        """`ask` tells whether the user can end a pause, and whether the app starts at login."""
         try:
             import pystray
         except Exception as error:
@@ -85,8 +85,8 @@ class Tray:
             self._icon.update_menu()
 
     def _menu_lines(self) -> tuple[Line, ...]:
-        pause_asked, at_login = self._ask()
-        return menu(self._status, pause_asked=pause_asked, at_login=at_login, version=self._version)
+        resumable, at_login = self._ask()
+        return menu(self._status, resumable=resumable, at_login=at_login, version=self._version)
 
     def _items(self) -> list[Any]:
         return [self._item(line) for line in self._menu_lines()]

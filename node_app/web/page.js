@@ -29,8 +29,8 @@ function show(status) {
   set("speed", `${Number(status.tokens_per_second.toPrecision(3))} tokens/s`);
   set("join-title", joined ? "Join another cluster" : "Join a cluster");
   $("leaves").hidden = $("leave").hidden = $("duty").hidden = !joined;
-  duty = status.paused || status.state === "error" ? "resume" : "pause";
-  set("duty", status.state === "error" ? "Try again" : status.paused ? "Resume" : "Pause");
+  duty = status.resumable || status.state === "error" ? "resume" : "pause";
+  set("duty", status.state === "error" ? "Try again" : status.resumable ? "Resume" : "Pause");
   set("version", status.version);
   const said = status.state === "busy" ? "ready" : status.state;
   set("announcement", status.reason ? `${said}: ${status.reason}` : said);

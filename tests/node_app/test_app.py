@@ -171,6 +171,7 @@ async def test_courtesy_pauses_for_its_own_reason(model: Path, tmp_path: Path) -
             app.change_limits(replace(LIMITS, free_memory_gb=10**6))
             status = await cluster.until(lambda status: status.nodes[0].state == "paused")
             assert "other programs need the memory" in status.nodes[0].detail
+            assert app.resumable
             app.change_limits(LIMITS)
             await cluster.ready(after_epoch=1)
 

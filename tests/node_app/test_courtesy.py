@@ -8,7 +8,7 @@ from datetime import datetime, time, timedelta
 import pytest
 
 from node_app import machine
-from node_app.courtesy import QUIET, SERVE, Measurements, Verdict, decide
+from node_app.courtesy import QUIET, SERVE, SERVE_ALTHOUGH_USED, Measurements, Verdict, decide
 from node_app.machine import WINDOW, Mean, Meter
 from node_app.settings import Hours, Limits
 
@@ -90,6 +90,17 @@ def test_what_the_node_computes_itself_is_no_use_by_others(monkeypatch: pytest.M
     measured = [meter.measure(held=0) for _ in range(WINDOW)]
     assert [one.cpu for one in measured] == [None] * (WINDOW - 1) + [25.0]
     assert measured[-1].gpu is None
+
+
+def test_a_user_may_end_a_pause_for_use_and_the_next_use_is_new() -> None:
+    used = replace(FREE, cpu=80.0)
+    excused = decide(Limits(), used, NOON, SERVE_ALTHOUGH_USED)
+    assert excused.reason == ""
+    assert decide(Limits(), used, NOON + QUIET, excused).reason == ""
+    assert decide(Limits(), FREE, NOON + QUIET, excused) == SERVE
+    assert decide(Limits(), used, NOON + QUIET, SERVE).reason
+    assert "battery" in decide(Limits(), replace(used, battery=True), NOON, excused).reason
+    assert "memory" in decide(Limits(), replace(used, free_memory=10**8), NOON, excused).reason
 
 
 def test_a_pause_for_battery_ends_with_it() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,6 +23,7 @@ from node_app.settings import Hours, Limits, Settings
 from node_app.status import State, Status
 
 SECONDS = 30
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 JSON = {"Content-Type": "application/json"}
 
 
@@ -31,6 +34,7 @@ class Remembered:
         self.status = Status(State.DOWNLOADING, "desk:7001", progress=(1, 4), reason="why")
         self.settings = Settings("me")
         self.notice = "a notice"
+        self.resumable = False
         self.asked: list[Any] = []
         self.deaf = False
 
@@ -56,7 +60,6 @@ class Remembered:
 
     def pause(self) -> None:
         self.asked.append("pause")
-        self.settings = replace(self.settings, paused=True)
 
     def resume(self) -> None:
         self.asked.append("resume")
@@ -100,6 +103,27 @@ async def test_its_parts_are_there_and_allow_nothing_from_elsewhere(part: str, k
         assert "default-src 'self'" in answer.headers["content-security-policy"]
         assert answer.headers["referrer-policy"] == "no-referrer"
         assert "http" not in answer.text.replace("https://", "http://").replace("http://www.w3.org", "")
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="no chromium here")
+async def test_a_browser_shows_it(tmp_path: Path) -> None:
+    """What its script makes of the page; a ticket leads there."""
+    async with served() as (page, _, _):
+        looking = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
+        looking += ["--virtual-time-budget=5000", "--dump-dom", page.ticket()]
+        shown = await trio.run_process(looking, capture_stdout=True, capture_stderr=True)
+    text = shown.stdout.decode()
+    for id, words in (
+        ("headline", "Downloading 25%"),
+        ("reason", "why"),
+        ("notice", "a notice"),
+        ("announcement", "downloading: why"),
+        ("cluster", "desk:7001"),
+        ("duty", "Pause"),
+        ("join-title", "Join another cluster"),
+        ("version", "1.2.3"),
+    ):
+        assert re.search(rf'id="{id}"[^>]*>{re.escape(words)}<', text), id
 
 
 async def test_what_is_asked_is_done() -> None:

@@ -52,7 +52,7 @@ async def expect_the_page(opened: list[str]) -> None:
 
 def line(box: Any, action: Action) -> tuple[int, int]:
     """The middle of a menu's line. A separator is a fifth as high as a line, about."""
-    lines = menu(Status(), pause_asked=False, at_login=False, version="0")
+    lines = menu(Status(), resumable=False, at_login=False, version="0")
     heights = [1.0 if entry.text else 0.2 for entry in lines]
     index = next(i for i, entry in enumerate(lines) if entry.action is action)
     return box.x + box.width // 2, box.y + round(box.height * (sum(heights[:index]) + 0.5) / sum(heights))

@@ -9,8 +9,8 @@ READY = Status(
 )
 
 
-def texts(status: Status, *, pause_asked: bool = False) -> list[str]:
-    return [line.text for line in menu(status, pause_asked=pause_asked, at_login=False, version="1.2.3")]
+def texts(status: Status, *, resumable: bool = False) -> list[str]:
+    return [line.text for line in menu(status, resumable=resumable, at_login=False, version="1.2.3")]
 
 
 def test_each_state_has_words_of_its_own() -> None:
@@ -53,7 +53,7 @@ def test_a_single_layer_is_not_a_range() -> None:
 
 
 def test_the_menu_before_an_invite_has_no_figures() -> None:
-    lines = menu(Status(), pause_asked=False, at_login=True, version="1.2.3")
+    lines = menu(Status(), resumable=False, at_login=True, version="1.2.3")
     assert lines[0] == Line("Not joined to a cluster")
     assert lines[1] == SEPARATOR
     assert Line("Start at login", Action.START_AT_LOGIN, checked=True) in lines
@@ -61,13 +61,13 @@ def test_the_menu_before_an_invite_has_no_figures() -> None:
 
 
 def test_every_action_has_a_line() -> None:
-    asked = menu(READY, pause_asked=True, at_login=False, version="1") + menu(
-        READY, pause_asked=False, at_login=False, version="1"
+    asked = menu(READY, resumable=True, at_login=False, version="1") + menu(
+        READY, resumable=False, at_login=False, version="1"
     )
     assert {line.action for line in asked} == {*Action, None}
-    assert "Resume" in texts(READY, pause_asked=True)
-    assert "Pause" not in texts(READY, pause_asked=True)
+    assert "Resume" in texts(READY, resumable=True)
+    assert "Pause" not in texts(READY, resumable=True)
 
 
 def test_what_failed_can_be_tried_again() -> None:
-    assert Line("Try again", Action.RESUME) in menu(Status(State.ERROR), pause_asked=False, at_login=False, version="1")
+    assert Line("Try again", Action.RESUME) in menu(Status(State.ERROR), resumable=False, at_login=False, version="1")
