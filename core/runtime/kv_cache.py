@@ -251,17 +251,17 @@ def causal_attention(
     if softcap is not None:
         mask = None if rows == 1 else _causal_mask(rows, start, window, q.device)
         return _capped_attention(q.to(dtype), keys[0], values[0], mask, scale, softcap).to(q.dtype)
-    if rows == 1:
-        # The heads that share a key become rows of one query: no mask, no repeated keys.
-        folded = q.view(1, keys.shape[1], -1, dim).to(dtype)
-        attended = F.scaled_dot_product_attention(folded, keys, values, scale=scale)
-        return attended.view(1, heads, dim).to(q.dtype)
-    from_zero = start == 0 and (window is None or rows <= window)
-    mask = None if from_zero else _causal_mask(rows, start, window, q.device)
-    attended = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None].to(dtype), keys, values, mask, is_causal=from_zero, scale=scale, enable_gqa=True
-    )
-    return attended[0].transpose(0, 1).to(q.dtype)
+    if rows > 1 and start == 0 and (window is None or rows <= window):
+        attended = F.scaled_dot_product_attention(
+            q.transpose(0, 1)[None].to(dtype), keys, values, is_causal=True, scale=scale, enable_gqa=True
+        )
+        return attended[0].transpose(0, 1).to(q.dtype)
+    # The heads that share a key become rows of one query: no repeated keys, and CUDA's fused kernels take a mask so.
+    kv_heads = keys.shape[1]
+    folded = q.transpose(0, 1).reshape(1, kv_heads, -1, dim).to(dtype)
+    mask = None if rows == 1 else _causal_mask(rows, start, window, q.device).repeat(heads // kv_heads, 1)
+    attended = F.scaled_dot_product_attention(folded, keys, values, mask, scale=scale)
+    return attended.view(heads, rows, dim).transpose(0, 1).to(q.dtype)
 
 
 def _capped_attention(

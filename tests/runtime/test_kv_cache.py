@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from core.errors import StageError
@@ -90,6 +91,26 @@ def test_what_no_row_sees_is_not_read(rows: int) -> None:
     start, window = 40 - rows, 8
     keys[:, : start + 1 - window] = values[:, : start + 1 - window] = torch.nan
     assert torch.isfinite(causal_attention(q, keys, values, start, 1.0, window)).all()
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize(("start", "rows"), [(0, 1), (0, 9), (5, 1), (5, 4)])
+def test_torch_never_gets_both_a_mask_and_shared_keys(
+    start: int, rows: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA has no fused kernel for that: it would hold all scores, in float32."""
+    attention, calls = F.scaled_dot_product_attention, 0
+
+    def checked(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        assert attn_mask is None or (q.shape[1] == k.shape[1] and not options.get("enable_gqa"))
+        return attention(q, k, v, attn_mask, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", checked)
+    keys = random(KV_HEADS, start + rows, DIM)
+    causal_attention(random(rows, HEADS, DIM), keys, keys, start, 1.0, window)
+    assert calls == 1
 
 
 def test_attention_heeds_the_scale() -> None:
