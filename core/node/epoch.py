@@ -166,10 +166,13 @@ class Epoch:
         return loaded.stage
 
     def _kv_tokens(self, stage: Stage) -> int:
-        """How many tokens' KV caches fit beside the stage: into the user's own cap, or most of what is free."""
+        """How many tokens' KV caches fit beside the stage: into the user's own cap, or most of what is free.
+
+        Layers that cache nothing per token, as Mamba's, take any number.
+        """
         free, cap = free_memory(self._node.device), self._node.max_memory
         room = free * KV_SHARE if cap is None else min(free, max(0, cap - stage.nbytes))
-        return int(room) // stage.kv_token_bytes
+        return int(room) // max(1, stage.kv_token_bytes)
 
     async def _load_in_thread(self) -> LoadedStage:
         node, token = self._node, trio.lowlevel.current_trio_token()

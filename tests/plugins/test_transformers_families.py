@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import trio
 from torch import Tensor
 
 from core import CheckpointError, ConfigError, DType, Source
@@ -20,6 +21,7 @@ from core.errors import StageError
 from core.plugins import PluginHost
 from core.protocol.messages import Segment
 from core.runtime.model import Model, Precision
+from core.testing.cluster_in_memory import memory_cluster
 from core.testing.families import LAYERS, tiny_family
 
 CPU = torch.device("cpu")
@@ -185,6 +187,13 @@ def test_a_type_that_transformers_does_not_know_is_refused() -> None:
 
 def test_a_family_with_an_architecture_of_its_own_keeps_it() -> None:
     assert PluginHost.installed().architecture_of({"model_type": "llama"}).name == "llama"
+
+
+async def test_a_cluster_serves_layers_that_cache_nothing_per_token(tmp_path: Path) -> None:
+    with trio.fail_after(60):
+        async with memory_cluster(tiny_family(tmp_path, "mamba"), "a", "b") as cluster:
+            assert (await cluster.ready()).kv.tokens > 0
+            await cluster.text((1, 2, 3), max_tokens=4)
 
 
 def test_a_missing_tensor_is_named(gpt2: Path, tmp_path: Path) -> None:
