@@ -169,7 +169,7 @@ def _operations(precision: Precision, device: torch.device) -> dict[str, Callabl
     weight, bias = fixed_values(WIDTH, WIDTH, seed=1) / 16, fixed_values(WIDTH, seed=2)
     linear = precision.quantizer.pack(weight, bias, dtype=dtype, device=device)
     norm = RMSNorm(1 + given(WIDTH, seed=3) / 8, 1e-6)
-    rotary = RotaryEmbedding(2.0 ** -(torch.arange(HEAD_DIM // 2) / 4))
+    rotary = RotaryEmbedding(2.0 ** -(torch.arange(HEAD_DIM // 2, dtype=torch.float32) / 4))
     x, gate = given(ROWS, WIDTH, seed=4), given(ROWS, WIDTH, seed=5) * 4
     heads = given(ROWS, HEADS, HEAD_DIM, seed=6)
     attend = _Attention(heads * 3, given(ROWS, KV_HEADS, HEAD_DIM, seed=7), given(ROWS, KV_HEADS, HEAD_DIM, seed=8))

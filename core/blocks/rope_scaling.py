@@ -47,7 +47,7 @@ def _yarn(frequencies: Tensor, parameters: Parameters) -> Scaled:
     if parameters.get("truncate", True):
         fast, slow = math.floor(fast), math.ceil(slow)
     first, last = max(fast, 0), min(slow, 2 * len(frequencies) - 1)
-    divided = ((torch.arange(len(frequencies)) - first) / (last - first or 0.001)).clamp(0, 1)
+    divided = ((torch.arange(len(frequencies), dtype=torch.float32) - first) / (last - first or 0.001)).clamp(0, 1)
     return (1 - divided) * frequencies + divided * frequencies / factor, _yarn_magnitude(factor, parameters)
 
 

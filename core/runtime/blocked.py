@@ -94,7 +94,8 @@ def _works(dtype: torch.dtype) -> bool:
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return False
     generator = torch.Generator().manual_seed(0)
-    weight, x = torch.randn(64, 64, generator=generator).to(dtype), torch.randn(2, 64, generator=generator).to(dtype)
+    random = torch.randn(66, 64, generator=generator, dtype=torch.float32).to(dtype)
+    weight, x = random[:64], random[64:]
     try:
         product = _multiply(x, _reorder(weight), None)
     # A kernel that isn't built, or doesn't know the dtype, says so in any of these ways.

@@ -91,7 +91,7 @@ def refuse_dtype(device: torch.device, dtype: DType) -> str | None:
         result = (probe @ probe).float().cpu()
     except (RuntimeError, TypeError) as error:
         return f"{device} does not compute in {dtype}: {error}"
-    if not torch.equal(result, torch.full((2, 2), 2.0)):
+    if not torch.equal(result, torch.full((2, 2), 2.0, dtype=torch.float32)):
         return f"{device} computes wrong results in {dtype}"
     return None
 

@@ -101,13 +101,13 @@ class _Penalties:
         self._params = params
         self._slots = {token: slot for slot, token in enumerate(dict.fromkeys(prompt))}
         self._ids = torch.tensor(list(self._slots), dtype=torch.int64)
-        self._counts = torch.zeros(len(self._ids))
+        self._counts = torch.zeros(len(self._ids), dtype=torch.float32)
 
     def accept(self, token: int) -> None:
         slot = self._slots.setdefault(token, len(self._slots))
         if slot == len(self._ids):
             self._ids = torch.cat((self._ids, torch.tensor([token])))
-            self._counts = torch.cat((self._counts, torch.zeros(1)))
+            self._counts = torch.cat((self._counts, torch.zeros(1, dtype=torch.float32)))
         self._counts[slot] += 1
 
     def apply(self, logits: Tensor) -> None:

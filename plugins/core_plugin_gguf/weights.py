@@ -48,7 +48,7 @@ def _plain(file: BinaryIO, stored: StoredTensor) -> Tensor:
 
 
 def _dequantized(file: BinaryIO, name: str, stored: StoredTensor) -> Tensor:
-    tensor = torch.empty(math.prod(stored.shape[:-1]), stored.shape[-1])
+    tensor = torch.empty(math.prod(stored.shape[:-1]), stored.shape[-1], dtype=torch.float32)
     values = tensor.numpy()
     packed = np.empty((min(ROWS_AT_ONCE, len(values)), stored.nbytes // len(values)), np.uint8)
     file.seek(stored.start)

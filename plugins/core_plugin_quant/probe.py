@@ -40,5 +40,6 @@ def _seconds(call: Callable[[], Tensor], clock: Callable[[], float]) -> float:
 
 def sample(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The same normally distributed values at each call."""
-    values = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows * columns))
+    generator = torch.Generator().manual_seed(rows * columns)
+    values = torch.randn(rows, columns, generator=generator, dtype=torch.float32)
     return values.to(device, dtype)

@@ -8,6 +8,7 @@ refuses those: so a family whose layers need more of each other than the hidden 
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -19,6 +20,9 @@ from core import ConfigError
 PROBED_ROWS = 3
 REPLIES = 4
 """How many forms of a layer's result are tried: the hidden state alone, or first in a tuple of 1, 2 or 3."""
+
+_DEFAULT_DTYPE = threading.Lock()
+"""Held while transformers changes torch's default dtype, which is the whole process's, and changes it back."""
 
 
 class Absent(nn.Module):
@@ -59,7 +63,7 @@ class Skeleton:
     def __init__(self, config: Any, dtype: torch.dtype) -> None:
         from transformers import AutoModelForCausalLM
 
-        with torch.device("meta"):
+        with _DEFAULT_DTYPE, torch.device("meta"):
             self.model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
         self.model.requires_grad_(False)
         self.config: Any = self.model.config

@@ -156,6 +156,18 @@ def test_a_layer_that_is_wrong_as_a_whole_is_found(
     assert difference(as_bytes(results(models["llama"], 1, of)), expected, dtype).startswith("layer 1, a prompt: ")
 
 
+@pytest.mark.parametrize("quant", ["fp16", "int8", "int4"])
+def test_results_are_the_same_while_another_thread_builds_a_model_in_another_dtype(quant: str) -> None:
+    asked = precision(quant, DType.FP32)
+    expected = run_operations(asked, CPU)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        given = run_operations(asked, CPU)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert difference(as_bytes(given), expected, DType.FP32) == ""
+
+
 def test_what_a_device_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: Any) -> Tensor:
         raise NotImplementedError("no such kernel")
