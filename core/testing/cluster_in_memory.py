@@ -145,13 +145,12 @@ class _PortNoted(trio.TaskStatus[int]):
 
 
 class RunningText:
-    """A generation that goes on in a task of its own. `error` is what ended it, `ended_at` when, if it failed."""
+    """A generation that goes on in a task of its own. `error` is what ended it early."""
 
     def __init__(self) -> None:
         self.begun = trio.Event()
         self.ended = trio.Event()
         self.error: CoreError | None = None
-        self.ended_at = math.inf
         self._text = ""
 
     async def run(self, coordinator: Coordinator, request: GenerationRequest) -> None:
@@ -163,7 +162,6 @@ class RunningText:
         except CoreError as error:
             self.error = error
         finally:
-            self.ended_at = trio.current_time()
             self.begun.set()
             self.ended.set()
 

@@ -73,7 +73,7 @@ async def test_whoever_gives_up_waiting_lets_those_behind_it_in(
                     second = await begin(cluster, nursery, greedy(prompt, 8))
                     await cluster.until(lambda _: len(admission.waiting) == 2)
                     impatient.cancel_scope.cancel()
-                await cluster.until(lambda _: len(admission.running) == 2, timeout=2)
+                await cluster.until(lambda _: len(admission.running) == 2)
                 gate.open()
             assert await first.result()
             assert await second.result()

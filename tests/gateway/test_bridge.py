@@ -122,7 +122,7 @@ async def test_leaving_early_closes_the_producer(bridge: Bridge) -> None:
             await anext(crossing)
 
     await in_asyncio(main)
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         await producer.left.wait()
     assert producer.finalised
 
