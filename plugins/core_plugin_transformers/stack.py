@@ -67,15 +67,16 @@ class Stack:
         whole = segment.start == 0 or not session.is_recurrent or self._skeleton.config.model_type in CONTINUE
         step = len(hidden) if whole else 1
         rows = torch.split(hidden.to(self._skeleton.dtype), step)
-        passes = zip(rows, torch.split(positions, step), strict=True)
-        left = torch.cat([self._pass(some, at, session) for some, at in passes])
+        starts = range(segment.start, segment.start + len(hidden), step)
+        passes = zip(rows, torch.split(positions, step), starts, strict=True)
+        left = torch.cat([self._pass(some, at, start, session) for some, at, start in passes])
         session.commit(segment.start + len(hidden))
         return left
 
-    def _pass(self, hidden: Tensor, positions: Tensor, session: Session) -> Tensor:
+    def _pass(self, hidden: Tensor, positions: Tensor, start: int, session: Session) -> Tensor:
         embeds = hidden if self._layers.start == 0 else self._skeleton.nowhere(hidden)
         self._entering = hidden[None]
-        session.expect(int(positions[0]))
+        session.expect(start)
         self._skeleton.run(self._skeleton.base, embeds, positions, session.cache)
         left, self._entering, self._leaving = self._leaving, None, None
         if left is None or left.numel() != hidden.numel():
