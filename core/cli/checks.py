@@ -48,12 +48,14 @@ def torch_build() -> Iterator[Finding]:
 
 def devices() -> Iterator[Finding]:
     """Each device that a node could offer, with its memory."""
-    from core.runtime.device import detect
+    import torch
+
+    from core.runtime.device import detect, free_memory
 
     for device in detect():
-        free, total = device.free_memory, device.total_memory
-        room = f"{free / GB:.1f} of {total / GB:.1f} GB free" if free and total else "memory unknown"
-        scarce = free is not None and free < SCARCE_MEMORY
+        free = free_memory(torch.device(device.id))
+        room = f"{free / GB:.1f} of {device.total_memory / GB:.1f} GB free"
+        scarce = free < SCARCE_MEMORY
         yield Finding(
             Verdict.WARN if scarce else Verdict.OK,
             f"device {device.id}",

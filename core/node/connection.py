@@ -192,7 +192,7 @@ def hello(node: Node, peer_hosts: list[str], peer_port: int) -> Hello:
         python_version=platform.python_version(),
         torch_version=version("torch"),
         platform=platform.system().lower(),
-        devices=[Device(d.id, d.type, d.name[:256], d.total_memory, d.free_memory) for d in devices.detect()],
+        devices=[Device(d.id, d.type, d.name[:256], d.total_memory) for d in devices.detect()],
         selected_device=str(node.device),
         max_memory_bytes=node.max_memory,
         free_memory=free if node.max_memory is None else min(free, node.max_memory),

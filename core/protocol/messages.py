@@ -66,13 +66,12 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Device(msgspec.Struct, frozen=True):
-    """A device of a node; memory in bytes, None where the platform doesn't tell."""
+    """A device of a node, with its memory in bytes."""
 
     id: Name
     type: Name
     name: Name
-    total_memory: Count | None
-    free_memory: Count | None
+    total_memory: Count
 
 
 class Challenge(Message, frozen=True):
