@@ -49,6 +49,20 @@ class Connection:
     def secure(self) -> bool:
         return self.stream is not self.tcp
 
+    async def receive_some(self, size: int) -> bytes | bytearray:
+        """As the stream does, in half the time where there is the plain socket."""
+        if self.raw is None:
+            return await self.stream.receive_some(size)
+        while self.raw.fileno() >= 0:
+            await trio.lowlevel.wait_readable(self.raw)
+            try:
+                return self.raw.recv(size)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise trio.BrokenResourceError from error
+        raise trio.ClosedResourceError
+
     def cut(self) -> None:
         """Ends it at once, and wakes whoever waits for it."""
         self.tcp.socket.close()
@@ -133,7 +147,7 @@ class WebSocketChannel(Channel):
     async def _next_message(self) -> bytes:
         try:
             while (message := self._frames.next_message()) is None:
-                data = await self._stream.receive_some(_RECEIVED_AT_ONCE)
+                data = await self._connection.receive_some(_RECEIVED_AT_ONCE)
                 if not data:
                     raise trio.BrokenResourceError
                 self._frames.feed(data)
