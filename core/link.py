@@ -13,7 +13,7 @@ import trio
 
 from core.errors import ChannelClosed, ProtocolError, TrustError, sole_error
 from core.interfaces.transport import Channel
-from core.protocol.codec import MAX_TENSOR_BYTES, Decoder, Packet, encode, fits_one_frame
+from core.protocol.codec import MAX_TENSOR_BYTES, Decoder, Packet, encode, encode_whole, fits_one_frame
 from core.protocol.messages import Challenge, Error, Message, Ping, Pong, clipped
 from core.trust.addresses import host_of, is_loopback
 from core.trust.proof import new_nonce
@@ -59,7 +59,7 @@ class Link:
 
     async def send(self, message: Message, request_id: str = "") -> None:
         """Queues a message, waiting while the queue is full. Raises ChannelClosed after the link ended."""
-        frames = self._frames(message, request_id)
+        frames = encode(self._packet(message, request_id))
         self._unwritten += 1
         try:
             await self._outgoing.send(frames)
@@ -79,8 +79,7 @@ class Link:
         try:
             if self._unwritten:
                 return False
-            [frame] = self._frames(message, request_id)
-            return self._channel.send_now(frame)
+            return self._channel.send_now(encode_whole(self._packet(message, request_id)))
         finally:
             self._turn.release()
 
@@ -128,8 +127,8 @@ class Link:
         finally:
             self._waiting_since = math.inf
 
-    def _frames(self, message: Message, request_id: str) -> list[bytes]:
-        return encode(Packet(message, request_id, next(self._seq)))
+    def _packet(self, message: Message, request_id: str = "") -> Packet:
+        return Packet(message, request_id, next(self._seq))
 
     def try_send(self, message: Message) -> None:
         """Queues a message that is not needed while the queue is full, or after the link ended.
@@ -137,7 +136,7 @@ class Link:
         So is a heartbeat: while the queue is full, other frames are on their way.
         """
         try:
-            self._outgoing.send_nowait(self._frames(message, ""))
+            self._outgoing.send_nowait(encode(self._packet(message)))
         except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
             return
         self._unwritten += 1

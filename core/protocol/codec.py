@@ -43,7 +43,7 @@ class Packet(msgspec.Struct, frozen=True):
 def encode(packet: Packet) -> list[bytes]:
     """The frames of a packet, of at most `MAX_FRAME_BYTES` each. Raises ProtocolError for a message too large."""
     if fits_one_frame(packet.message):
-        return [_frame(packet.message, packet)]
+        return [encode_whole(packet)]
     tensor = packet.message.hidden  # type: ignore[attr-defined]
     data = memoryview(tensor.data)
     head = msgspec.structs.replace(tensor, data=data[:CHUNK_BYTES])
@@ -52,6 +52,11 @@ def encode(packet: Packet) -> list[bytes]:
         _frame(msgspec.structs.replace(packet.message, hidden=head), packet),
         *(_frame(Chunk(cast(bytes, piece)), packet) for piece in rest),
     ]
+
+
+def encode_whole(packet: Packet) -> bytes:
+    """The frame of a packet that fits one."""
+    return _frame(packet.message, packet)
 
 
 def fits_one_frame(message: Message) -> bool:
