@@ -85,8 +85,7 @@ class Head:
 
     def _sample_one_each(self, logits: torch.Tensor, verifying: list[_Verification]) -> None:
         """The next row of each session, all in one draw."""
-        rows = torch.tensor([each.row for each in verifying], device=logits.device)
-        these = logits if len(rows) == len(logits) else logits[rows]
+        these = logits if len(verifying) == len(logits) else logits[[each.row for each in verifying]]
         decodings = [each.outcome.entry.session.decoding for each in verifying]
         tokens = choose(these, [each.sampler for each in decodings], [each.tokens for each in decodings])
         for index, (each, token) in enumerate(zip(verifying, tokens, strict=True)):

@@ -19,11 +19,11 @@ if sys.byteorder != "little":  # pragma: no cover
 
 def to_wire(hidden: torch.Tensor, dtype: torch.dtype) -> Tensor:
     """[rows, width] on any device -> message. A value beyond fp16's range saturates to its largest, never to inf."""
-    values = hidden.to(dtype)
+    values = hidden.to("cpu", dtype)
     if dtype is torch.float16 and hidden.dtype is not torch.float16:
         limit = torch.finfo(torch.float16).max
         values = values.clamp(-limit, limit)
-    values = values.to("cpu").contiguous()
+    values = values.contiguous()
     rows, width = values.shape
     data = values.view(torch.uint8).numpy().reshape(-1).data if values.numel() else b""
     return Tensor(_NAMES[dtype], rows, width, cast(bytes, data))

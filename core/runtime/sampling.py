@@ -7,6 +7,7 @@ The order, in which a session's sampling parameters act on its logits, is that o
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 import struct
 from collections.abc import Mapping, Sequence
@@ -119,7 +120,6 @@ class _Penalties:
         logits[ids] = scores
 
 
-@torch.inference_mode()
 def choose(logits: Tensor, samplers: Sequence[Sampler], positions: Sequence[int]) -> list[int]:
     """The next token of each of n sessions, from finite logits float32 [n, vocab] on any device; changes nothing.
 
@@ -140,9 +140,9 @@ def uniform(seed: int, position: int) -> float:
 
 def finite_rows(logits: Tensor) -> list[bool]:
     """Whether all logits of a row of [n, vocab] are finite, for each row."""
-    finite = logits.sum(1).isfinite()
     # A sum may also overflow: only what failed is looked at closely.
-    return [bool(fine) or bool(logits[row].isfinite().all()) for row, fine in enumerate(finite.tolist())]
+    sums = logits.sum(1).tolist()
+    return [math.isfinite(total) or bool(logits[row].isfinite().all()) for row, total in enumerate(sums)]
 
 
 def require_finite(logits: Tensor) -> None:
