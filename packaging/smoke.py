@@ -1,4 +1,5 @@
-"""Proves a packed app: it tells its version, holds no file twice, joins a cluster, serves it, and ends when it is told.
+"""Proves a packed app: it tells its version, holds no file twice, joins a cluster, serves it, leaves the browser to the
+desktop's libraries, and ends when it is told.
 
 python packaging/smoke.py dist/core-node/core-node
 """
@@ -21,6 +22,7 @@ from core.testing.cluster import open_cluster
 
 SECONDS = 180
 LARGE = 2**20
+SEEN = "browser-environment"
 
 
 def size(folder: Path) -> int:
@@ -37,8 +39,13 @@ def twice(folder: Path) -> list[list[str]]:
 
 
 def apart_from_the_desktop(scratch: Path) -> dict[str, str]:
-    """On Linux, it finds no display, says so, and writes its link handler elsewhere."""
-    return {"DISPLAY": "", "XDG_DATA_HOME": str(scratch), "XDG_CONFIG_HOME": str(scratch)}
+    """A browser that only notes its environment. On Linux, it finds no display, says so, and writes its link handler
+    elsewhere."""
+    browser = scratch / "browser"
+    browser.write_text(f"#!/bin/sh\nenv > {scratch}/{SEEN}.part && mv {scratch}/{SEEN}.part {scratch}/{SEEN}\n")
+    browser.chmod(0o700)
+    own = {"DISPLAY": "", "XDG_DATA_HOME": str(scratch), "XDG_CONFIG_HOME": str(scratch)}
+    return {**own, "BROWSER": str(browser)}
 
 
 async def serves(program: Path, scratch: Path) -> None:
@@ -51,6 +58,7 @@ async def serves(program: Path, scratch: Path) -> None:
                 body = {"model": cluster.model, "prompt": "Hello", "max_tokens": 8}
                 (await client.post("/v1/completions", json=body)).raise_for_status()
             assert "No module" not in (scratch / "app/logs/core-node.log").read_text(), "a part of it is missing"
+            assert "_internal" not in (scratch / SEEN).read_text(), "its libraries would be the browser's"
             process.send_signal(signal.SIGTERM)
             with trio.fail_after(30):
                 assert await process.wait() == 0
