@@ -149,8 +149,8 @@ class App:
 
     def open_page(self, part: str = "") -> None:
         """In the user's browser; opening one may take a while, which nobody waits for."""
-        assert self._nursery is not None
-        self._nursery.start_soon(self._open, self.page.ticket() + (f"#{part}" if part else ""))
+        if self._nursery is not None and not self._quitting:
+            self._nursery.start_soon(self._open, self.page.ticket() + (f"#{part}" if part else ""))
 
     async def _open(self, url: str) -> None:
         if not await trio.to_thread.run_sync(self._browse, url, abandon_on_cancel=True):

@@ -54,7 +54,7 @@ def headline(status: Status) -> str:
         case State.NOT_JOINED:
             return "Not joined to a cluster"
         case State.CONNECTING:
-            return f"Connecting to {status.cluster}"
+            return "Connecting" if status.reason else f"Connecting to {status.cluster}"
         case State.WAITING:
             return "Waiting for a plan"
         case State.DOWNLOADING:

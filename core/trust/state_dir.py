@@ -81,7 +81,11 @@ class StateDir:
             raise
 
     def remove(self, name: str) -> None:
-        (self.path / name).unlink(missing_ok=True)
+        """Raises ConfigError."""
+        try:
+            (self.path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{self.path / name} can't be removed", error.strerror or str(error)) from None
 
     def version(self, name: str) -> tuple[int, int]:
         """Another one whenever the file was written, by whichever process."""

@@ -31,6 +31,11 @@ def test_a_reason_follows_the_state() -> None:
     )
 
 
+def test_the_code_that_a_host_asks_for_fits_the_menu() -> None:
+    asks = Status(State.CONNECTING, "192.168.1.7:7001", reason="tell the host this code: 8D3K-22QX; it lets you in")
+    assert "8D3K-22QX" in texts(asks)[0]
+
+
 def test_the_tooltip_says_what_is_held_and_fits_windows() -> None:
     assert tooltip(READY) == "core · Ready · layers 0 to 11, 1.2 GB"
     long = tooltip(Status(State.ERROR, reason="x" * 500))

@@ -87,6 +87,8 @@ def test_what_can_not_be_written_is_an_error_that_names_the_file(state: StateDir
     with pytest.raises(ConfigError, match="taken can't be written"):
         state.write("taken", b"")
     assert [path.name for path in state.path.iterdir()] == ["taken"], "no draft is left"
+    with pytest.raises(ConfigError, match="taken can't be removed"):
+        state.remove("taken")
 
 
 def test_a_damaged_key_is_an_error_that_names_the_file(state: StateDir) -> None:
