@@ -146,10 +146,17 @@ class Process:
         elif action is Action.RESUME:
             self._in_trio(self._app.resume)
         elif action is Action.START_AT_LOGIN:
-            if self._app.attempt(_toggle_login):
-                self._in_trio(self._app.open_page)
+            self._toggle_login()
         elif action is Action.QUIT:
             self.quit()
+
+    def _toggle_login(self) -> None:
+        """Here and now, for the menu shows next what has become of it."""
+        change = desktop.remove if desktop.present(_login()) else desktop.write
+        try:
+            change(_login())
+        except CoreError as error:
+            self._in_trio(_refuse, error)
 
     def _heed_signals(self) -> None:
         """Signals are taken by a thread of their own: the icon's main loop is C, and resets Python's handlers."""
@@ -179,9 +186,8 @@ def _login() -> list[desktop.Entry]:
     return desktop.at_login(sys.platform, Path.home(), desktop.command(), Path(config) if config else None)
 
 
-def _toggle_login() -> None:
-    change = desktop.remove if desktop.present(_login()) else desktop.write
-    change(_login())
+def _refuse(error: CoreError) -> None:
+    raise error
 
 
 def _register_links() -> None:
