@@ -18,7 +18,7 @@ from core.interfaces.architecture import Architecture
 from core.interfaces.checkpoint import Checkpoint, CheckpointFormat, Source
 from core.interfaces.planner import Planner
 from core.interfaces.quantizer import Quantizer
-from core.interfaces.transport import Transport
+from core.interfaces.transport import LEAST_MESSAGE, Transport
 
 GROUP = "core.plugins"
 DISTRIBUTION = "core-cluster"
@@ -255,8 +255,18 @@ def _instance(hook: str, cls: object, base: type[Any]) -> Any:
         raise PluginError(f"{cls.__name__} does not define {' and '.join(missing)}")
     item: Any = cls()
     if not isinstance(item.name, str):
-        raise PluginError(f"the name of {cls.__name__} is {item.name!r}", "it must be a string")
-    types = getattr(item, "model_types", ())
-    if not isinstance(types, tuple) or not all(isinstance(name, str) for name in types):
-        raise PluginError(f"the model_types of {cls.__name__} are {types!r}", "they must be a tuple of strings")
+        raise _wrong(item, "name", "a string")
+    if isinstance(item, Architecture) and not _are_names(item.model_types):
+        raise _wrong(item, "model_types", "a tuple of strings")
+    if isinstance(item, Transport) and item.max_message < LEAST_MESSAGE:
+        raise _wrong(item, "max_message", f"{LEAST_MESSAGE} or more")
     return item
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(name, str) for name in value)
+
+
+def _wrong(item: object, attribute: str, must: str) -> PluginError:
+    value = getattr(item, attribute)
+    return PluginError(f"the {attribute} of {type(item).__name__} is {value!r}", f"it must be {must}")

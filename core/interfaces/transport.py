@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
 
+LEAST_MESSAGE = 512 * 1024
+"""Bytes that every transport moves in one message: core sends none that is larger."""
+
+
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """What a listener shows to those who dial it: a TLS 1.3 server context, and the certificate in it as DER."""
@@ -72,7 +76,8 @@ Handler = Callable[[Channel], Awaitable[None]]
 class Transport(ABC):
     name: ClassVar[str]
     max_message: ClassVar[int]
-    """The largest message in bytes that a channel takes; a peer that sends a larger one is cut off."""
+    """The largest message in bytes that a channel takes, `LEAST_MESSAGE` or more; a peer that sends a larger one is
+    cut off."""
 
     @abstractmethod
     async def listen(

@@ -19,6 +19,8 @@ from core import (
 )
 from core.errors import PluginError
 from core.plugins import PluginHost
+from core.protocol.codec import MAX_FRAME_BYTES
+from core.testing.transport import MemoryTransport
 
 Lay = Callable[[str, str], Distribution]
 
@@ -241,8 +243,16 @@ def test_model_types_that_are_no_tuple_of_strings_are_refused(types: object) -> 
     class Slipped(Family):
         model_types = types  # type: ignore[assignment]
 
-    expected = f"the model_types of Slipped are {types!r}: they must be a tuple of strings"
+    expected = f"the model_types of Slipped is {types!r}: it must be a tuple of strings"
     assert expected in cause(plugin(core_architectures=[Slipped]))
+
+
+def test_a_transport_of_small_messages_is_refused() -> None:
+    class Narrow(MemoryTransport):
+        max_message = MAX_FRAME_BYTES - 1
+
+    expected = f"the max_message of Narrow is {MAX_FRAME_BYTES - 1}: it must be {MAX_FRAME_BYTES} or more"
+    assert expected in cause(plugin(core_transports=[Narrow]))
 
 
 def test_one_name_twice_in_a_plugin_adds_nothing() -> None:
