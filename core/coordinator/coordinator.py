@@ -44,7 +44,7 @@ class Coordinator:
         """
         plugins = self._plugins or await trio.to_thread.run_sync(PluginHost.installed)
         live_module = await trio.to_thread.run_sync(importlib.import_module, "core.coordinator.live")
-        live: Live = live_module.Live(self._settings, plugins, self._note)
+        live: Live = await trio.to_thread.run_sync(live_module.Live, self._settings, plugins, self._note)
         try:
             async with live.serving_nodes() as self.node_port:
                 task_status.started()

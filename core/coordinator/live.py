@@ -64,6 +64,8 @@ class _Loaded:
 
 
 class Live:
+    """Made in any thread, for it asks the devices; all else in trio's."""
+
     def __init__(self, settings: CoordinatorSettings, plugins: PluginHost, note: Note) -> None:
         self.generator: Generator | None = None
         self._settings = settings

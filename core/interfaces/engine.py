@@ -101,7 +101,8 @@ class Delta:
 
 
 class Generation(Protocol):
-    """An admitted session; iterating it runs it. Raises RouteError where the route breaks under it.
+    """An admitted session; iterating it runs it. Raises RouteError where the route breaks under it, and StageError
+    where a stage fails it.
 
     `cached_tokens` of the prompt were found in the nodes' caches: known from the first delta on, like
     `prompt_logprobs`, which has one entry for each of the prompt's tokens where they were asked for.
@@ -193,7 +194,8 @@ class Engine(Protocol):
     def status(self) -> ClusterStatus: ...
 
     def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
-        """Entering admits the session: raises NotReady or RequestError before anything runs. Leaving frees it.
+        """Entering admits the session: raises NotReady, Overloaded or RequestError before anything runs, or RouteError
+        where the route breaks while it waits. Leaving frees it.
 
         At the request's deadline what runs inside is cancelled, and DeadlineExceeded raised.
         """

@@ -11,6 +11,7 @@ import torch
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from core.coordinator import live
 from core.coordinator.head import Head
 from core.coordinator.supervisor import FAILED_SECONDS, RETRY_SECONDS
 from core.errors import NotReady, StageError
@@ -58,6 +59,23 @@ async def test_the_api_answers_before_the_model_is_opened(model: Path) -> None:
             early = await refusal(cluster)
             assert (early.required, early.ready) == (3, 0)
             assert early.message
+
+
+async def test_the_event_loop_asks_no_device(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first question to a GPU takes seconds, in which the API would not answer."""
+    asked_in: list[threading.Thread] = []
+    free_memory = live.free_memory
+
+    def noted(device: torch.device) -> int:
+        asked_in.append(threading.current_thread())
+        return free_memory(device)
+
+    monkeypatch.setattr(live, "free_memory", noted)
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a") as cluster:
+            await cluster.ready()
+    assert asked_in
+    assert threading.current_thread() not in asked_in
 
 
 async def test_a_model_that_does_not_fit_is_waited_for_with_the_bytes_that_are_missing(model: Path) -> None:
