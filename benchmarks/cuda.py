@@ -2,7 +2,8 @@
 
 First every quantizer in every dtype, and every family's tiny checkpoint: logits on the device are those on the CPU,
 within the dtype's tolerance. Then prefill and decode of a made-up qwen2 of 1.5B parameters. Takes less than five
-minutes on a current GPU, with 4 GB of disk for the made-up model. `--device cpu --small` tries the script itself.
+minutes on a current GPU, with 4 GB of disk for the made-up model. `--device cpu --small` tries the script itself;
+`--compile` also takes compiled layers, where core has the family's own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -45,22 +47,26 @@ BIG: dict[str, Any] = {
 }
 
 
-def logits(path: Path, precision: Precision, device: torch.device, plugins: PluginHost) -> Tensor:
+def logits(
+    path: Path, precision: Precision, device: torch.device, plugins: PluginHost, *, compiles: bool = False
+) -> Tensor:
     """float32 [1 + STEPS, vocab] on the CPU: after a prompt, and after each of the tokens behind it."""
     with Model.open(Source(str(path)), plugins) as model:
-        whole = WholeModel(model, precision, device)
+        whole = WholeModel(model, precision, device, compiles=compiles)
         tokens = made_up_prompt(model, PROMPT, STEPS)
         given = [whole.logits(tokens, 0)]
         given += [whole.logits([step], PROMPT + step) for step in range(STEPS)]
     return torch.cat([row.float().cpu() for row in given])
 
 
-def compare(name: str, path: Path, precision: Precision, device: torch.device, plugins: PluginHost) -> bool:
+def compare(
+    name: str, path: Path, precision: Precision, device: torch.device, plugins: PluginHost, *, compiles: bool = False
+) -> bool:
     """Prints a row; whether the device's logits are the CPU's."""
     bound = TOLERANCE[precision.compute]
     try:
         expected = logits(path, precision, CPU, plugins)
-        found = logits(path, precision, device, plugins)
+        found = logits(path, precision, device, plugins, compiles=compiles)
     except (CoreError, RuntimeError, TypeError) as error:
         print(f"{name:24}{precision.quantizer.name:6}{precision.compute:6}FAILED: {error}", flush=True)
         return False
@@ -87,15 +93,25 @@ def comparisons(directory: Path, plugins: PluginHost, *, small: bool) -> Iterato
             yield "llama", directory / "llama", Precision(plugins.quantizers.get(quant), dtype, dtype)
 
 
-def speed(path: Path, device: torch.device, plugins: PluginHost, prompt_tokens: int, tokens: int, rounds: int) -> None:
+def speed(
+    path: Path,
+    device: torch.device,
+    plugins: PluginHost,
+    prompt_tokens: int,
+    tokens: int,
+    rounds: int,
+    ways: Sequence[bool],
+) -> None:
+    """Of each quantizer, compiled or not as `ways` say."""
     with Model.open(Source(str(path)), plugins) as model:
         prompt = made_up_prompt(model, prompt_tokens, tokens + 1)
-        for quant in plugins.quantizers.names():
+        for quant, compiles in product(plugins.quantizers.names(), ways):
             precision = Precision(plugins.quantizers.get(quant), DType.BF16, DType.BF16)
             refuse_too_large(model, precision, device, prompt_tokens + tokens)
-            whole = WholeModel(model, precision, device)
+            whole = WholeModel(model, precision, device, compiles=compiles)
             whole.measure(prompt, 2)
-            report(f"core {quant} bf16", prompt_tokens, tokens, [whole.measure(prompt, tokens) for _ in range(rounds)])
+            name = f"core {quant} bf16{' compiled' if compiles else ''}"
+            report(name, prompt_tokens, tokens, [whole.measure(prompt, tokens) for _ in range(rounds)])
             del whole
             give_back_memory(device)
     import transformers
@@ -111,7 +127,7 @@ def report(name: str, prompt_tokens: int, tokens: int, rounds: list[Any]) -> Non
     print(f"{name:24}prefill {prefill}; decode {decode}", flush=True)
 
 
-def main(device: torch.device, *, small: bool) -> int:
+def main(device: torch.device, *, small: bool, compiles: bool) -> int:
     """The exit status: 1 where anything differs from the CPU."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     print(f"{machine()}, {name}")
@@ -122,10 +138,16 @@ def main(device: torch.device, *, small: bool) -> int:
             compare(kind, path, precision, device, plugins)
             for kind, path, precision in comparisons(directory, plugins, small=small)
         ]
+        if compiles:
+            same += [
+                compare(f"{kind} compiled", path, precision, device, plugins, compiles=True)
+                for kind, path, precision in comparisons(directory, plugins, small=small)
+                if kind not in OTHERS
+            ]
         big = {} if small else BIG
         path = tiny_checkpoint(directory / "big", model_type="qwen2", dtype=torch.bfloat16, **big)
         prompt_tokens, tokens, rounds = (32, 4, 1) if small else (512, 64, 4)
-        speed(path, device, plugins, prompt_tokens, tokens, rounds)
+        speed(path, device, plugins, prompt_tokens, tokens, rounds, [False, True] if compiles else [False])
     print(f"{sum(same)} of {len(same)} as on the CPU")
     return 0 if all(same) else 1
 
@@ -134,7 +156,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda", type=torch.device)
     parser.add_argument("--small", action="store_true", help="a few families, and a tiny model for the speeds")
+    parser.add_argument("--compile", action="store_true", help="compiled layers, too")
     options = parser.parse_args()
     if options.device.type == "cuda" and not torch.cuda.is_available():
         sys.exit("this benchmark needs a CUDA device, and torch sees none here")
-    sys.exit(main(options.device, small=options.small))
+    sys.exit(main(options.device, small=options.small, compiles=options.compile))

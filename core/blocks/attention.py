@@ -41,13 +41,17 @@ class Attention:
             *linear_tensors(f"{prefix}.o_proj", hidden, q_rows, shape.output_bias),
         )
 
-    def __call__(self, x: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
+    def project(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """[rows, hidden] -> q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]."""
         qkv = self.qkv(x).view(len(x), self.heads + 2 * self.kv_heads, self.head_dim)
         qk, v = qkv[:, : self.heads + self.kv_heads], qkv[:, self.heads + self.kv_heads :]
         qk = rotation(qk if self.qk_norm is None else self.qk_norm(qk))
-        q, k = qk[:, : self.heads], qk[:, self.heads :]
+        return qk[:, : self.heads], qk[:, self.heads :], v
+
+    def attend(self, batch: Batch, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """[rows, heads * head_dim], for `out`."""
         attended = batch.attend(self.layer, q, k, v, scale=self.scale, window=self.window, softcap=self.softcap)
-        return self.out(attended.flatten(1))
+        return attended.flatten(1)
 
 
 def _qk_norm(shape: DecoderShape, layer: int, weights: Weights) -> RMSNorm:

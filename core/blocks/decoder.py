@@ -83,9 +83,17 @@ class DecoderLayer:
         self.mlp = GatedMLP(shape, layer, weights)
 
     def __call__(self, hidden: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
-        before_attention, before_mlp = self.norms
-        hidden = hidden + self.attention(before_attention(hidden), rotation, batch)
-        return hidden.add_(self.mlp(before_mlp(hidden)))
+        return self.after(hidden, self.attend(batch, *self.before(hidden, rotation)))
+
+    def before(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        return self.attention.project(self.norms[0](hidden), rotation)
+
+    def attend(self, batch: Batch, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.attention.attend(batch, q, k, v)
+
+    def after(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        hidden = hidden + self.attention.out(attended)
+        return hidden.add_(self.mlp(self.norms[1](hidden)))
 
 
 class PostNormLayer(DecoderLayer):
@@ -98,25 +106,26 @@ class PostNormLayer(DecoderLayer):
         "post_feedforward_layernorm",
     )
 
-    def __call__(self, hidden: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
-        before_attention, after_attention, before_mlp, after_mlp = self.norms
-        hidden = hidden + after_attention(self.attention(before_attention(hidden), rotation, batch))
+    def after(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        _, after_attention, before_mlp, after_mlp = self.norms
+        hidden = hidden + after_attention(self.attention.out(attended))
         return hidden.add_(after_mlp(self.mlp(before_mlp(hidden))))
 
 
 class DecoderStack:
-    """A layer range of a DecoderArchitecture, each layer with its rotary embedding.
-
-    A rotation is computed once for all layers that share it.
-    """
+    """A layer range of a DecoderArchitecture, each layer with its rotary embedding."""
 
     def __init__(self, layers: Sequence[DecoderLayer], rotaries: Sequence[RotaryEmbedding]) -> None:
-        self.layers = list(zip(layers, rotaries, strict=True))
-        self.rotaries = list(dict.fromkeys(rotaries))
+        self.layers = layers
+        self.rotaries = rotaries
         self.dtype = layers[0].norms[0].dtype
 
     def __call__(self, hidden: Tensor, batch: Batch) -> Tensor:
-        rotations = {rotary: rotary(batch.positions, self.dtype) for rotary in self.rotaries}
-        for layer, rotary in self.layers:
-            hidden = layer(hidden, rotations[rotary], batch)
+        for layer, rotation in zip(self.layers, self.encode(batch.positions), strict=True):
+            hidden = layer(hidden, rotation, batch)
         return hidden
+
+    def encode(self, positions: Tensor) -> list[Rotation]:
+        """Each layer's rotation, computed once for all that share it."""
+        rotations = {rotary: rotary(positions, self.dtype) for rotary in dict.fromkeys(self.rotaries)}
+        return [rotations[rotary] for rotary in self.rotaries]

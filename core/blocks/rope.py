@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +13,7 @@ from core.blocks.rope_scaling import SCALINGS
 from core.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class Rotation:
+class Rotation(NamedTuple):
     """The rotary angles of a batch's rows: `cos` and `sin` [rows, 1, rotated], the first half of `sin` negated."""
 
     cos: Tensor

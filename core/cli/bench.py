@@ -12,7 +12,18 @@ import trio
 import typer
 
 from core.cli.console import Bars, counted, output, set_up_logging, table
-from core.cli.options import CacheDir, Compute, Device, KeepHead, ModelName, Quant, Revision, Threads, TransportName
+from core.cli.options import (
+    CacheDir,
+    Compile,
+    Compute,
+    Device,
+    KeepHead,
+    ModelName,
+    Quant,
+    Revision,
+    Threads,
+    TransportName,
+)
 from core.errors import ChannelClosed
 from core.interfaces.checkpoint import Source
 
@@ -36,6 +47,7 @@ def bench(
     dtype: Compute = None,
     device: Device = "auto",
     threads: Threads = None,
+    compiles: Compile = False,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of the made-up prompt.", min=1)] = 128,
     tokens: Annotated[int, typer.Option(help="Tokens to decode in each round.", min=1)] = 64,
     rounds: Annotated[int, typer.Option(help="How often to measure, after one round to warm up.", min=1)] = 5,
@@ -50,6 +62,7 @@ def bench(
 
     from core.plugins import PluginHost
     from core.runtime.bench import WholeModel, made_up_prompt, refuse_too_large
+    from core.runtime.compiled import refuse_without_compiler
     from core.runtime.device import default_threads, pick
     from core.runtime.model import Model, Precision
 
@@ -58,14 +71,16 @@ def bench(
     compute = dtype or quantizer.compute
     precision = Precision(quantizer, compute, compute, keep_head)
     torch.set_num_threads(threads or default_threads())
+    if compiles:
+        refuse_without_compiler(place)
     with Model.open(Source(model, revision, hf_cache_dir), plugins) as opened:
         prompt = made_up_prompt(opened, prompt_tokens, tokens)
         refuse_too_large(opened, precision, place, prompt_tokens + tokens)
         _fetch(opened)
-        whole = WholeModel(opened, precision, place)
+        whole = WholeModel(opened, precision, place, compiles=compiles)
         hidden_size = opened.spec.hidden_size
         typer.echo(f"model    {model}")
-        layers = counted(opened.spec.layers, "layer")
+        layers = f"{counted(opened.spec.layers, 'layer')}{', compiled' if compiles else ''}"
         typer.echo(f"         {layers}, architecture {opened.architecture.name}, quant {quant}, dtype {compute}")
     typer.echo(f"device   {place}, {counted(torch.get_num_threads(), 'thread')}, torch {torch.__version__}")
     typer.echo(f"speed    the median of {counted(rounds, 'round')} (the slowest to the fastest), after one to warm up")

@@ -14,7 +14,7 @@ import typer
 
 from core.cli.console import Bars, gigabytes, run, set_up_logging
 from core.cli.joining import find_membership
-from core.cli.options import CacheDir, Device, LogLevel, StateDirectory, Threads, TransportName
+from core.cli.options import CacheDir, Compile, Device, LogLevel, StateDirectory, Threads, TransportName
 from core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def node(
     work_dir: Annotated[Path | None, typer.Option(help="Reserved for temporary files; nothing uses it yet.")] = None,
     max_memory_gb: Annotated[float | None, typer.Option(help="Offer at most this much memory.", min=0.001)] = None,
     threads: Threads = None,
+    compiles: Compile = False,
     transport: TransportName = "trio-websocket",
     log_level: LogLevel = "info",
     peer_host: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -87,6 +88,7 @@ def node(
         work_dir=work_dir,
         max_memory=gigabytes(max_memory_gb),
         threads=threads,
+        compiles=compiles,
         transport=transport,
         peer_host=peer_host,
     )

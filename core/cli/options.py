@@ -25,6 +25,9 @@ Wire = Annotated[
 PlannerName = Annotated[str, typer.Option(help="How layers are divided among nodes.")]
 TransportName = Annotated[str, typer.Option(help="How machines reach each other.")]
 CacheDir = Annotated[Path | None, typer.Option(help="Where downloaded models are kept.")]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Compile the layers as they are loaded: for GPUs; on most CPUs it is slower.")
+]
 Device = Annotated[str, typer.Option(help="auto, cuda, cuda:0, mps or cpu.")]
 StateDirectory = Annotated[
     Path | None,

@@ -60,6 +60,9 @@ def serve(
     wire_dtype: Wire = WireDType.AUTO,
     device: Annotated[str, typer.Option(help="The coordinator's own: auto, cuda, cuda:0, mps or cpu.")] = "auto",
     threads: Threads = None,
+    compiles: Annotated[
+        bool, typer.Option("--compile", help="Local nodes compile their layers, as with `core node --compile`.")
+    ] = False,
     target_node_memory_gb: Annotated[
         float | None, typer.Option(help="Plan with this for a node that can't tell its memory.", min=0.001)
     ] = None,
@@ -114,6 +117,7 @@ def serve(
         wire_dtype=wire_dtype.value,
         device=device,
         threads=threads,
+        compiles=compiles,
         target_node_memory=gigabytes(target_node_memory_gb),
         max_sessions=max_sessions,
         max_context=max_context,

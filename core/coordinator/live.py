@@ -270,6 +270,8 @@ class Live:
         options += ["--log-level", logging.getLevelName(level).lower()]
         if settings.threads is not None:
             options += ["--threads", str(settings.threads)]
+        if settings.compiles:
+            options.append("--compile")
         if settings.source.cache_dir is not None:
             options += ["--hf-cache-dir", str(settings.source.cache_dir)]
         return [f"{LOCAL_PREFIX}{index + 1}" for index in range(settings.local_nodes)], options

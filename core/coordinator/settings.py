@@ -16,7 +16,8 @@ class CoordinatorSettings:
     `dtype` None: what the quantizer asks for. `keep_head`: embedding and head are not quantized.
     `max_sessions` run at once, others wait; `max_context` (tokens) None: as much as the model and the nodes' memory
     allow. `prefix_cache`: ended sessions' caches stay for prompts that begin alike.
-    `local_nodes` are started beside the coordinator, and share this machine's memory among them. `state_dir` None: the
+    `local_nodes` are started beside the coordinator, and share this machine's memory among them; they compile their
+    layers where it `compiles`. `state_dir` None: the
     system's place for it. `advertise`: hosts for invites, none for this machine's own addresses.
     `announce`: who is on the local network may find the cluster, where nodes can join from beyond this machine.
     """
@@ -34,6 +35,7 @@ class CoordinatorSettings:
     wire_dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
+    compiles: bool = False
     target_node_memory: int | None = None
     max_sessions: int = 64
     max_context: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -135,6 +135,33 @@ class LayerStack(Protocol):
 
     def __call__(self, hidden: Tensor, batch: Batch) -> Tensor:
         """[rows, hidden_size] in, the same shape and dtype out: the residual stream after the range's last layer."""
+
+
+class PiecewiseLayer(Protocol):
+    """A layer in two pieces around attention, each a function of tensors alone: so they can be compiled."""
+
+    def before(self, hidden: Tensor, encoded: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """[rows, hidden_size] -> q, k and v, as `Batch.attend` wants them. `encoded` is the layer's of `encode`."""
+
+    def attend(self, batch: Batch, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What `after` wants of attention: contiguous, [rows, any width]."""
+
+    def after(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """The residual stream `hidden` [rows, hidden_size] after the layer, in memory of its own."""
+
+
+@runtime_checkable
+class PiecewiseStack(LayerStack, Protocol):
+    """A loaded layer range that can be compiled: its layers one after another are all that it computes.
+
+    They are alike: of one type, with tensors of the same shapes.
+    """
+
+    @property
+    def layers(self) -> Sequence[PiecewiseLayer]: ...
+
+    def encode(self, positions: Tensor) -> Sequence[Sequence[Tensor]]:
+        """Each layer's position encoding of int64 [rows]: tensors [rows, ...]."""
 
 
 class Ends(Protocol):

@@ -52,6 +52,7 @@ async def run_node(settings: NodeSettings, plugins: PluginHost, activity: Activi
             device=device,
             max_memory=settings.max_memory,
             cache_dir=settings.hf_cache_dir,
+            compiles=settings.compiles,
             peer_host=settings.peer_host,
             identity=membership.identity if membership else Identity.fresh(),
             membership=membership,

@@ -188,7 +188,7 @@ class Epoch:
         def report(phase: str, done: int, total: int) -> None:
             token.run_sync_soon(note, LoadProgress(self.assignment.epoch, phase, done, total))
 
-        loader = StageLoader(self.assignment, node.plugins, node.device, node.cache_dir, report)
+        loader = StageLoader(self.assignment, node.plugins, node.device, node.cache_dir, report, compiles=node.compiles)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._forward, reports)

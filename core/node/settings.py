@@ -12,6 +12,7 @@ from core.trust.cluster import Membership
 class NodeSettings:
     """`max_memory` in bytes, None for what the device has free. `threads` None leaves one core to the event loop.
 
+    It compiles its layers where it `compiles`.
     `peer_host`: where the neighbour's link is awaited; None is the address at which the coordinator is reached.
     `membership` None: the coordinator is on this machine, at `cluster_host` and `cluster_port`, and asks for nothing.
     """
@@ -25,5 +26,6 @@ class NodeSettings:
     work_dir: Path | None = None
     max_memory: int | None = None
     threads: int | None = None
+    compiles: bool = False
     peer_host: str | None = None
     transport: str = "trio-websocket"

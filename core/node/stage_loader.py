@@ -15,7 +15,8 @@ from core.interfaces.dtypes import DType
 from core.parity import as_bytes, run_layer, run_operations
 from core.plugins import PluginHost
 from core.protocol.messages import Assignment
-from core.runtime.device import give_back_memory
+from core.runtime.compiled import Opaque, compile_stage, refuse_without_compiler
+from core.runtime.device import give_back_memory, torch_dtype
 from core.runtime.manifest import Proof, Prover, other_file
 from core.runtime.model import Model, Precision
 from core.runtime.stage import Stage
@@ -91,12 +92,15 @@ class StageLoader:
         device: torch.device,
         cache_dir: Path | None,
         report: Callable[[str, int, int], None],
+        *,
+        compiles: bool = False,
     ) -> None:
         self._assignment = assignment
         self._plugins = plugins
         self._device = device
         self._cache_dir = cache_dir
         self._report = report
+        self._compiles = compiles
         self._aborted = False
 
     def abort(self) -> None:
@@ -105,13 +109,16 @@ class StageLoader:
     def load(self, holdings: Holdings) -> LoadedStage:
         """What `holdings` has of the very same model is kept, with empty caches; anything else makes room first.
 
-        Raises CoreError: not the coordinator's model, a damaged file, a dtype that the device lacks.
+        Raises CoreError: not the coordinator's model, a damaged file, a dtype that the device lacks, layers that
+        can't be compiled.
         """
         asked, started, key = self._assignment, time.monotonic(), StageKey.of(self._assignment)
         if holdings.key == key and holdings.stage is not None:
             holdings.stage.caches.clear_all()
             return LoadedStage(holdings.stage, 0, time.monotonic() - started, holdings.parity)
         holdings.drop()
+        if self._compiles:
+            refuse_without_compiler(self._device)
         with Model.open(Source(asked.model_id, asked.revision, self._cache_dir), self._plugins) as model:
             precision = self._precision()
             self._refuse_other_layers(model, key.layers, precision)
@@ -123,6 +130,8 @@ class StageLoader:
     def _precision(self) -> Precision:
         asked = self._assignment
         quantizer = self._plugins.quantizers.get(asked.quant)
+        if self._compiles:
+            quantizer = Opaque(quantizer)
         return Precision(quantizer, DType(asked.compute_dtype), DType(asked.wire_dtype))
 
     def _read(self, model: Model, layers: range, precision: Precision) -> tuple[Stage, int, dict[str, bytes]]:
@@ -134,6 +143,8 @@ class StageLoader:
         with Prover(model, layers, proof) as prover:
             stage, read_bytes = model.load_stage(layers, precision, self._device, self._progress("load"), prover.seen)
             self._refuse_other_copy(prover.other_layer())
+        if self._compiles:
+            compile_stage(stage, model.spec.hidden_size, torch_dtype(precision.compute), self._progress("compile"))
         return stage, read_bytes, parity
 
     def _parity(self, model: Model, precision: Precision) -> dict[str, bytes]:

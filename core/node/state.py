@@ -42,7 +42,7 @@ class Activity:
         self.on_change(self)
 
     def advance(self, phase: str, done: int, total: int) -> None:
-        """Bytes done and in all of the phase `download`, `verify` or `load`."""
+        """Bytes done and in all of the phase `download`, `verify`, `load` or `compile`."""
         self.detail, self.progress = phase, (done, total)
         self.on_change(self)
 
@@ -93,6 +93,7 @@ class Node:
     device: torch.device
     max_memory: int | None
     cache_dir: Path | None
+    compiles: bool
     peer_host: str | None
     identity: Identity
     membership: Membership | None

@@ -193,7 +193,7 @@ class Assignment(Message, frozen=True):
 
 
 class LoadProgress(Message, frozen=True):
-    """Bytes done and in all of a phase: download, verify or load."""
+    """Bytes done and in all of a phase: download, verify, load or compile."""
 
     TYPE: ClassVar = "LOAD_PROGRESS"
     epoch: Count

@@ -6,20 +6,21 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, autograd
 
 from core.errors import ConfigError
-from core.runtime.device import free_memory, synchronize
+from core.runtime.compiled import Opaque, compile_stage
+from core.runtime.device import free_memory, synchronize, torch_dtype
 from core.runtime.kv_cache import capacity
 from core.runtime.model import Model, Precision
 from core.runtime.sampling import Sampler, SamplingParams, choose, require_finite
 
 KINDS: dict[str, tuple[str, ...]] = {
-    "linear": ("linear", "mm", "addmm", "matmul", "bmm", "baddbmm", "mkldnn_linear", "_weight_int", "embedding"),
+    "linear": ("linear", "mm", "addmm", "matmul", "bmm", "baddbmm", "mkldnn::_linear", "_weight_int", "embedding"),
     "attention": ("scaled_dot_product", "_scaled_dot_product", "_flash_attention", "_efficient_attention", "_softmax"),
     "norm": ("rms_norm", "_fused_rms_norm", "native_layer_norm", "rsqrt", "pow", "mean"),
     "rope": ("cos", "sin", "cat", "addcmul"),
@@ -73,9 +74,12 @@ class Profile:
 class WholeModel:
     """All of a model's layers and ends on one device, with one greedy session."""
 
-    def __init__(self, model: Model, precision: Precision, device: torch.device) -> None:
+    def __init__(self, model: Model, precision: Precision, device: torch.device, *, compiles: bool = False) -> None:
         self._ends = model.load_ends(precision, device)
-        self._stage, _ = model.load_stage(range(model.spec.layers), precision, device)
+        layers = replace(precision, quantizer=Opaque(precision.quantizer)) if compiles else precision
+        self._stage, _ = model.load_stage(range(model.spec.layers), layers, device)
+        if compiles:
+            compile_stage(self._stage, model.spec.hidden_size, torch_dtype(precision.compute))
         self._device = device
         self._sampler = Sampler(SamplingParams(temperature=0))
 

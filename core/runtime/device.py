@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 import psutil
 import torch
@@ -16,6 +17,7 @@ import torch
 from core.errors import ConfigError
 from core.interfaces.dtypes import DType
 
+T = TypeVar("T")
 _MANY_ROWS = 5
 _TORCH = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16, DType.FP32: torch.float32}
 
@@ -81,6 +83,38 @@ def give_back_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
     elif device.type == "mps":
         torch.mps.empty_cache()
+
+
+class Recorder:
+    """Records what calls compute on a CUDA device (CUDA graphs). Not on others: see `recorder`.
+
+    All recordings of one recorder share the memory of what isn't held: they are replayed as they were recorded, one
+    after another.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def __call__(self, call: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        """`call` asks for nothing but kernels. What replays them, from the same memory into the same; their results.
+
+        It is called once before, since what is set up at a first call can't be recorded.
+        """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self._device):
+            synchronize(self._device)
+            with torch.cuda.stream(self._stream):
+                call()
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                results = call()
+        return graph.replay, results
+
+
+def recorder(device: torch.device) -> Recorder | None:
+    """None where nothing can be recorded on `device`."""
+    return Recorder(device) if device.type == "cuda" else None
 
 
 def refuse_dtype(device: torch.device, dtype: DType) -> str | None:

@@ -35,8 +35,8 @@ class Stage:
         self.nbytes = nbytes
         self.kv_token_bytes = kv_token_bytes
         self.caches = CacheStore(layers)
-        self._stack = stack
-        self._residual_dtype = residual_dtype
+        self.stack = stack
+        self.residual_dtype = residual_dtype
 
     @torch.inference_mode()
     def run(self, hidden: Tensor, segments: Sequence[Segment], *, outputs_only: bool) -> Tensor:
@@ -49,8 +49,8 @@ class Stage:
         if len(hidden) != rows:
             raise StageError(f"a batch has {len(hidden)} rows", f"its segments count {rows}")
         batch = SegmentBatch(segments, self.caches, self.device)
-        arrived = hidden.to(self.device, self._residual_dtype)
-        result = self._stack(arrived, batch)
+        arrived = hidden.to(self.device, self.residual_dtype)
+        result = self.stack(arrived, batch)
         self._refuse_non_finite(arrived, result)
         batch.commit()
         return result[_output_rows(segments)] if outputs_only else result

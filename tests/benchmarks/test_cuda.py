@@ -27,16 +27,19 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_each_quantizer_and_family_has_its_row_and_each_engine_its_speed(
-    script: ModuleType, capsys: pytest.CaptureFixture[str]
+    script: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert script.main(CPU, small=True) == 0
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    assert script.main(CPU, small=True, compiles=True) == 0
     rows = capsys.readouterr().out.splitlines()
     compared = [row.split()[:3] for row in rows if row.endswith("ok")]
     for kind in ("llama", "gemma2", "gpt2"):
         assert [kind, "fp16", "fp32"] in compared
     for quant in ("fp16", "int8", "int4"):
         assert all(["llama", quant, dtype] in compared for dtype in ("fp16", "bf16", "fp32"))
-        assert any(row.startswith(f"core {quant} bf16") and "tok/s" in row for row in rows)
+        assert ["llama", "compiled", quant] in compared
+        for name in (f"core {quant} bf16 ", f"core {quant} bf16 compiled "):
+            assert any(row.startswith(name) and "tok/s" in row for row in rows)
     assert any(row.startswith("transformers bf16") and "tok/s" in row for row in rows)
 
 
@@ -45,15 +48,15 @@ def test_logits_that_differ_fail_it(
 ) -> None:
     computed, calls = script.logits, 0
 
-    def wrong_once(*arguments: Any) -> Tensor:
+    def wrong_once(*arguments: Any, **options: Any) -> Tensor:
         nonlocal calls
         calls += 1
-        found: Tensor = computed(*arguments)
+        found: Tensor = computed(*arguments, **options)
         return found + found.std() if calls == 2 else found
 
     monkeypatch.setattr(script, "logits", wrong_once)
     monkeypatch.setattr(script, "speed", lambda *_: None)
-    assert script.main(CPU, small=True) == 1
+    assert script.main(CPU, small=True, compiles=False) == 1
     assert capsys.readouterr().out.count("MISMATCH") == 1
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from core.cli import app
@@ -30,6 +31,14 @@ def test_it_prints_both_rates_with_their_spread(path: Path) -> None:
         [line] = [line for line in output.splitlines() if line.startswith(phase)]
         assert " tokens/s (" in line
     assert "dispatch" not in output
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_it_says_what_was_compiled(path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: seen.append(function.__name__) or function)
+    assert ("6 layers, compiled" in run(path, "--dtype", "fp32", *["--compile"] * compiled)) is compiled
+    assert ("_before" in seen) is ("_after" in seen) is compiled
 
 
 def test_a_profile_has_a_row_for_each_part(path: Path) -> None:

@@ -81,3 +81,13 @@ async def test_local_nodes_dial_an_address_at_which_the_coordinator_listens(
     [command] = commands
     assert option(command, "--cluster-host") == dialled
     assert option(command, "--peer-host") == peer_host
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+async def test_local_nodes_compile_their_layers_where_that_was_asked_for(
+    model: Path, commands: list[Sequence[str]], compiles: bool
+) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, min_nodes=1, local_nodes=1, compiles=compiles) as cluster:
+            await cluster.until(lambda _: bool(commands))
+    assert ("--compile" in commands[0]) is compiles

@@ -149,10 +149,10 @@ def test_a_layer_that_is_wrong_as_a_whole_is_found(
     of = precision(quant, dtype)
     expected = results(models["llama"], 1, of)
 
-    def without_mlp(self: DecoderLayer, hidden: Tensor, *rest: Any) -> Tensor:
-        return hidden + self.attention(self.norms[0](hidden), *rest)
+    def without_mlp(self: DecoderLayer, hidden: Tensor, attended: Tensor) -> Tensor:
+        return hidden + self.attention.out(attended)
 
-    monkeypatch.setattr(DecoderLayer, "__call__", without_mlp)
+    monkeypatch.setattr(DecoderLayer, "after", without_mlp)
     assert difference(as_bytes(results(models["llama"], 1, of)), expected, dtype).startswith("layer 1, a prompt: ")
 
 

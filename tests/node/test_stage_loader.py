@@ -17,12 +17,13 @@ import torch
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from core.errors import CheckpointError
+from core.errors import CheckpointError, ConfigError
 from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
 from core.node.stage_loader import Holdings, LoadAborted, StageLoader
 from core.plugins import PluginHost
 from core.protocol.messages import Assignment, Proof, Release
+from core.runtime.compiled import CompiledStack
 from core.runtime.manifest import Manifest
 from core.runtime.model import Model, Precision
 from core.testing.checkpoints import tiny_checkpoint
@@ -104,6 +105,29 @@ def test_a_load_called_off_after_its_last_tensor_is_not_kept(model: Path, monkey
     monkeypatch.setattr(Model, "load_stage", then_abort)
     with pytest.raises(LoadAborted):
         late.load(holdings)
+    assert holdings.stage is None
+
+
+def test_layers_are_compiled_before_they_are_said_to_be_loaded(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    phases: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    asked, cpu = assignment(model), torch.device("cpu")
+    compiling = StageLoader(asked, PluginHost.installed(), cpu, None, lambda *told: phases.append(told), compiles=True)
+    assert isinstance(compiling.load(Holdings()).stage.stack, CompiledStack)
+    assert phases[-1] == ("compile", asked.total_weight_bytes, asked.total_weight_bytes)
+
+
+def test_nothing_is_brought_here_to_be_compiled_where_no_compiler_works(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("g++ is not there")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **options: fail)
+    monkeypatch.setattr(Model, "fetch_stage", fail)
+    asked, holdings, cpu = assignment(model), Holdings(), torch.device("cpu")
+    with pytest.raises(ConfigError, match="--compile can't be had: g\\+\\+ is not there"):
+        StageLoader(asked, PluginHost.installed(), cpu, None, lambda *_: None, compiles=True).load(holdings)
     assert holdings.stage is None
 
 

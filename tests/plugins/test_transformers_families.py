@@ -156,7 +156,7 @@ def test_sessions_in_one_batch_are_computed_as_alone(gpt2: Path) -> None:
 def test_what_a_stage_does_not_hold_is_nan_so_that_no_answer_can_depend_on_it(gpt2: Path) -> None:
     with opened(gpt2) as (model, precision):
         stage, _ = model.load_stage(range(1, 3), precision, CPU)
-        stack: Any = stage._stack
+        stack: Any = stage.stack
         outside = stack._skeleton.base.wpe(torch.arange(3))
     assert outside.isnan().all()
 
