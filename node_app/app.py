@@ -27,7 +27,7 @@ from node_app.machine import Meter
 from node_app.page import Page
 from node_app.settings import Limits, Settings, SettingsFile
 from node_app.shown import Facts, status_of
-from node_app.single import announce
+from node_app.single import announce, withdraw
 from node_app.status import State, Status, sentence
 from node_app.tally import Tally
 
@@ -82,6 +82,7 @@ class App:
     def quit(self) -> None:
         self._quitting = True
         self._keeper.quit()
+        self.attempt(withdraw, self._state)
 
     @property
     def notice(self) -> str:

@@ -17,7 +17,7 @@ from core.trust.state_dir import StateDir
 _LOCK = "app.lock"
 _RUNNING = "app.json"
 HAND_OVER_SECONDS = 20.0
-"""What the other app may take to start, when both were started at once."""
+"""What the other app may take to start, when both were started at once, or to end."""
 _POLL_SECONDS = 0.1
 
 
@@ -27,19 +27,28 @@ class AlreadyRunning(Exception):
 
 @contextmanager
 def only_one(state: StateDir) -> Iterator[None]:
-    """Raises AlreadyRunning. Whatever ends the process ends the lock."""
+    """Raises AlreadyRunning; one that is about to end is waited for. Whatever ends the process ends the lock."""
     lock = FileLock(state.path / _LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise AlreadyRunning from None
-    except OSError as error:
-        raise ConfigError(f"{state.path / _LOCK} can't be written", error.strerror or str(error)) from None
+    deadline = time.monotonic() + HAND_OVER_SECONDS
+    while not _taken(lock):
+        if state.read(_RUNNING) is not None or time.monotonic() > deadline:
+            raise AlreadyRunning
+        time.sleep(_POLL_SECONDS)
     try:
         yield
     finally:
-        state.remove(_RUNNING)
+        withdraw(state)
         lock.release()
+
+
+def _taken(lock: FileLock) -> bool:
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    except OSError as error:
+        raise ConfigError(f"{lock.lock_file} can't be written", error.strerror or str(error)) from None
+    return True
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -76,6 +85,11 @@ class Running(msgspec.Struct, frozen=True):
 def announce(state: StateDir, url: str) -> None:
     """Where the running app's page is, for its owner's eyes."""
     state.write(_RUNNING, msgspec.json.encode(Running(url)))
+
+
+def withdraw(state: StateDir) -> None:
+    """The app is about to end: it takes nothing over any more."""
+    state.remove(_RUNNING)
 
 
 def find_running(state: StateDir) -> Running:

@@ -286,9 +286,9 @@ async def test_it_quits_while_it_can_not_connect(tmp_path: Path) -> None:
 async def test_another_start_hands_its_invite_over(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     with single.only_one(watched.state):
-        with pytest.raises(single.AlreadyRunning), single.only_one(watched.state):
-            pass
         async with watched.running() as app:
+            with pytest.raises(single.AlreadyRunning), single.only_one(watched.state):
+                pass
             running = await trio.to_thread.run_sync(single.find_running, watched.state)
             assert running.url == app.page.url
             with pytest.raises(ConfigError, match="that is no invite"):
@@ -299,9 +299,23 @@ async def test_another_start_hands_its_invite_over(tmp_path: Path) -> None:
             ticket = await trio.to_thread.run_sync(running.ticket)
             assert ticket.startswith(f"http://127.0.0.1:{app.page.port}/open/")
             assert app.page.token not in ticket
-    assert watched.state.read("app.json") is None
-    with single.only_one(watched.state):
-        pass
+        assert watched.state.read("app.json") is None
+
+
+async def test_another_start_waits_for_one_that_is_about_to_end(tmp_path: Path) -> None:
+    state = StateDir.open(Folders.under(tmp_path).state)
+
+    def start() -> None:
+        with single.only_one(state):
+            pass
+
+    with trio.fail_after(SECONDS):
+        async with trio.open_nursery() as nursery:
+            with single.only_one(state):
+                single.announce(state, "http://127.0.0.1:1/token/")
+                single.withdraw(state)
+                nursery.start_soon(trio.to_thread.run_sync, start)
+                await wait_all_tasks_blocked()
 
 
 def test_an_app_that_never_answers_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
