@@ -163,7 +163,14 @@ class PluginHost:
         )
 
     def open_checkpoint(self, source: Source) -> Checkpoint:
-        """Opens `source` by a format that recognises it, strangers first. Raises CheckpointError."""
+        """Opens `source` by a format that recognises it, strangers first. Raises CheckpointError, or ConfigError for a
+        revision of what has none."""
+        if source.revision is not None and source.path is not None:
+            raise ConfigError(
+                f"there is no revision {source.revision!r} of {source.model}",
+                "it is on this machine, and only repos of a hub have revisions",
+                "leave it out",
+            )
         for checkpoint_format in self.checkpoint_formats.last_first():
             if _recognises(checkpoint_format, source):
                 return checkpoint_format.open(source)

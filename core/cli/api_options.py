@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from core.cli.console import why
 from core.errors import ConfigError
 from core.gateway.settings import ApiSettings, parse_keys
 
@@ -55,4 +56,4 @@ def _read(path: Path) -> str:
     try:
         return path.expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"can't read API keys from {path}", str(error), "give a text file, one key a line") from error
+        raise ConfigError(f"can't read API keys from {path}", why(error), "give a text file, one key a line") from error

@@ -130,6 +130,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def why(error: OSError | UnicodeError) -> str:
+    """For a sentence that names the file itself."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def gigabytes(value: float | None) -> int | None:
     """GB of an option -> bytes."""
     return None if value is None else int(value * _GB)

@@ -51,7 +51,9 @@ def seconds_of(text: str) -> int:
     found = re.fullmatch(r"(\d{1,6})([mhd])", text.strip())
     seconds = int(found[1]) * _SECONDS[found[2]] if found else 0
     if not 0 < seconds <= _LONGEST_SECONDS:
-        raise ConfigError(f"--expires {text} is no time that an invite can last", "", "30m, 24h or 7d; a year at most")
+        raise ConfigError(
+            f"--expires {text!r} is no time that an invite can last", "", "30m, 24h or 7d; a year at most"
+        )
     return seconds
 
 

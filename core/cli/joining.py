@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.cli.console import aligned
-from core.errors import ConfigError
+from core.cli.console import aligned, why
+from core.errors import ConfigError, CoreError
 
 if TYPE_CHECKING:
     from core.discovery.advert import Advert
@@ -37,16 +37,20 @@ def find_membership(join: str | None, host: str | None, port: int | None, state:
 
 
 def ask(key: str | None, found: list[Advert], state: StateDir) -> Membership:
-    """Of the cluster with this key, or of the only one that was found. Raises ConfigError where that is none."""
+    """Of the cluster with this key, or of the only one that was found. Raises ConfigError where that is none,
+    or several, and CoreError where nothing was found."""
     from core.trust.cluster import Membership
 
     wanted = [cluster for cluster in found if key in (None, cluster.key)]
-    if not wanted:
-        raise ConfigError(
-            f"no cluster {key} was found" if key else "no cluster was found on the local network",
-            f"there are: {', '.join(cluster.key for cluster in found)}" if found else "nothing announces itself",
+    if not found:
+        raise CoreError(
+            "no cluster was found on the local network",
+            "nothing announces itself",
             "core doctor says whether multicast works here; an invite does without it",
         )
+    if not wanted:
+        there = ", ".join(cluster.key for cluster in found)
+        raise ConfigError(f"no cluster {key} was found", f"there are: {there}", "see core node --find")
     if len(wanted) > 1:
         raise ConfigError("several clusters were found", "one is to be chosen", "core node --ask KEY")
     return Membership.ask(wanted[0].cluster(), state)
@@ -70,4 +74,4 @@ def read_link(join: str | None) -> str | None:
     try:
         return Path(join).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"no invite in {join}", str(error), "give a file that holds the link") from None
+        raise ConfigError(f"no invite in {join!r}", why(error), "give a file that holds the link") from None

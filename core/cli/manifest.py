@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from core.cli.console import Bars, set_up_logging
+from core.cli.console import Bars, set_up_logging, why
 from core.cli.options import CacheDir, Revision
 from core.errors import ConfigError
 from core.interfaces.checkpoint import Source
@@ -35,4 +35,4 @@ def manifest(
     try:
         out.write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{out} can't be written", str(error)) from error
+        raise ConfigError(f"{out} can't be written", why(error), "give another --out") from error

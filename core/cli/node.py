@@ -54,7 +54,9 @@ def node(
     state_dir: StateDirectory = None,
     hf_cache_dir: CacheDir = None,
     work_dir: Annotated[Path | None, typer.Option(help="Reserved for temporary files; nothing uses it yet.")] = None,
-    max_memory_gb: Annotated[float | None, typer.Option(help="Offer at most this much memory.", min=0.001)] = None,
+    max_memory_gb: Annotated[
+        float | None, typer.Option(help="Offer at most this much memory.", min=0.001, max=10**6)
+    ] = None,
     threads: Threads = None,
     compiles: Compile = False,
     transport: TransportName = "trio-websocket",
@@ -81,7 +83,7 @@ def node(
     settings = NodeSettings(
         node_id=node_id or (socket.gethostname() if membership else f"{socket.gethostname()}-{os.getpid()}"),
         membership=membership,
-        cluster_host=cluster_host or "127.0.0.1",
+        cluster_host="127.0.0.1" if cluster_host is None else cluster_host,
         cluster_port=cluster_port or DEFAULT_PORT,
         device=device,
         hf_cache_dir=hf_cache_dir,

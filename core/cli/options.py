@@ -35,9 +35,19 @@ StateDirectory = Annotated[
         help="Where this machine's key and memberships are kept. Default: CORE_STATE_DIR, or the user's data directory."
     ),
 ]
-Threads = Annotated[int | None, typer.Option(help="Compute threads. Default: physical cores less one.", min=1)]
+Threads = Annotated[
+    int | None, typer.Option(help="Compute threads. Default: physical cores less one.", min=1, max=1024)
+]
 ApiUrl = Annotated[str, typer.Option(help="Where the cluster's API answers.")]
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+
+
+def bounds(min_nodes: int, max_nodes: int | None) -> None:
+    """Raises ConfigError where no number of nodes is within both."""
+    if max_nodes is not None and max_nodes < min_nodes:
+        raise ConfigError(
+            f"--max-nodes {max_nodes} is less than the {min_nodes} that are needed", "", "see --min-nodes"
+        )
 
 
 def one_of(given: Mapping[str, str | bool | None]) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Annotated
 
 import typer
 
 from core.cli.console import WireDType, aligned, counted, set_up_logging, show_bytes
-from core.cli.options import CacheDir, Compute, KeepHead, ModelName, PlannerName, Quant, Revision, Wire
+from core.cli.options import CacheDir, Compute, KeepHead, ModelName, PlannerName, Quant, Revision, Wire, bounds
 from core.errors import ConfigError
 from core.interfaces.checkpoint import Source
 
-_SIZE = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>gb|mb)", re.IGNORECASE)
+_SIZE = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<number>\d{1,9}(?:\.\d{1,9})?)\s*(?P<unit>gb|mb)", re.IGNORECASE)
 
 
 def plan(
@@ -37,12 +38,14 @@ def plan(
     from core.plugins import PluginHost
     from core.runtime.model import Model, Precision, choose_wire
 
+    bounds(min_nodes, max_nodes)
+    nodes = [parse_node(text, index) for index, text in enumerate(node, start=1)]
+    for name, count in Counter(name for name, _ in nodes).items():
+        if count > 1:
+            raise ConfigError(f"{count} nodes are called {name!r}", "", "give each --node a name of its own, or none")
     plugins = PluginHost.installed()
     quantizer, chosen = plugins.quantizers.get(quant), plugins.planners.get(planner)
-    candidates = tuple(
-        Candidate(name, node_memory(memory, capped=False), "unknown")
-        for name, memory in (parse_node(text, index) for index, text in enumerate(node, start=1))
-    )
+    candidates = tuple(Candidate(name, node_memory(memory, capped=False), "unknown") for name, memory in nodes)
     with Model.open(Source(model, revision, hf_cache_dir), plugins) as opened:
         compute = dtype or quantizer.compute
         precision = Precision(quantizer, compute, choose_wire(wire_dtype, compute, opened.checkpoint), keep_head)

@@ -27,6 +27,7 @@ from core.cli.options import (
     Threads,
     TransportName,
     Wire,
+    bounds,
 )
 from core.coordinator.coordinator import Coordinator
 from core.coordinator.settings import CoordinatorSettings
@@ -64,14 +65,15 @@ def serve(
         bool, typer.Option("--compile", help="Local nodes compile their layers, as with `core node --compile`.")
     ] = False,
     target_node_memory_gb: Annotated[
-        float | None, typer.Option(help="Plan with this for a node that can't tell its memory.", min=0.001)
+        float | None, typer.Option(help="Plan with this for a node that can't tell its memory.", min=0.001, max=10**6)
     ] = None,
     served_model_name: Annotated[
         str | None, typer.Option(help="Its name in the API. Default: the repo id or file name.")
     ] = None,
     max_sessions: Annotated[int, typer.Option(help="Generations that run at once; others wait.", min=1)] = 64,
     max_context: Annotated[
-        int | None, typer.Option(help="Tokens of prompt and answer. Default: what model and memory allow.", min=2)
+        int | None,
+        typer.Option(help="At most so many tokens of prompt and answer. Default: what model and memory allow.", min=2),
     ] = None,
     prefix_cache: Annotated[
         bool, typer.Option(help="Keep ended sessions' caches for prompts that begin alike, while memory allows.")
@@ -95,14 +97,18 @@ def serve(
 ) -> None:
     """Serve a model with the machines that join. The API is OpenAI's: any client of that works."""
     from core.trust.addresses import is_loopback
+    from core.trust.link import refuse_no_host
 
     set_up_logging(log_level)
     api = api_settings(api_key_file, allow_anonymous_api, cors_origin or [], max_time)
     least = min_nodes if min_nodes is not None else max(1, local_nodes)
-    if max_nodes is not None and max_nodes < least:
-        raise ConfigError(f"--max-nodes {max_nodes} is less than the {least} that are needed", "", "see --min-nodes")
+    bounds(least, max_nodes)
     if advertise and is_loopback(node_host):
         raise ConfigError("--advertise without friends", f"nodes join at {node_host} alone", "add --node-host 0.0.0.0")
+    for host in advertise or ():
+        refuse_no_host(host)
+    if served_model_name == "":
+        raise ConfigError("--served-model-name is empty", "", "give a name, or leave it out for the model's own")
     settings = CoordinatorSettings(
         source=Source(model, revision, hf_cache_dir, trust_remote_code),
         served_model_name=served_model_name or _name_of(model),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from core.cli.api_options import own_headers
 from core.cli.console import counted, output, run, show_bytes, table
 from core.cli.options import ApiUrl
 from core.errors import ConfigError, CoreError
+from core.trust.addresses import is_loopback
 
 REFRESH_SECONDS = 1.0
 TIMEOUT_SECONDS = 5.0
@@ -28,11 +30,27 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
 ) -> None:
     """Show a running cluster, live. The API key, if it needs one, is taken from CORE_API_KEY."""
-    run(partial(_watch, url.rstrip("/"), once))
+    if not once and not sys.stdout.isatty():
+        raise ConfigError("core top is for a terminal", "and its output goes elsewhere", "core top --once")
+    run(partial(_watch, _address(url), once))
 
 
-async def _watch(url: str, once: bool) -> None:
-    async with httpx.AsyncClient(base_url=url, headers=own_headers(), timeout=TIMEOUT_SECONDS) as client:
+def _address(url: str) -> httpx.URL:
+    try:
+        address = httpx.URL(url.rstrip("/"))
+    except httpx.InvalidURL:
+        address = httpx.URL()
+    if address.scheme not in ("http", "https") or not address.host:
+        raise ConfigError(f"--url {url!r} is no address", "", "give it as http://127.0.0.1:8000")
+    return address
+
+
+async def _watch(url: httpx.URL, once: bool) -> None:
+    # No proxy that the environment names leads to this machine.
+    client = httpx.AsyncClient(
+        base_url=url, headers=own_headers(), timeout=TIMEOUT_SECONDS, trust_env=not is_loopback(url.host)
+    )
+    async with client:
         first = view(await _status(client))
         if once:
             output().print(first)
@@ -61,10 +79,16 @@ async def _status(client: httpx.AsyncClient) -> dict[str, Any]:
     if answer.status_code == 401:
         raise ConfigError("the API key is missing or wrong", "", "set CORE_API_KEY to one that the cluster takes")
     try:
-        status: dict[str, Any] = answer.raise_for_status().json()
-    except (httpx.HTTPStatusError, ValueError) as error:
-        raise CoreError(f"{client.base_url} is no cluster", str(error)) from error
-    return status
+        status: dict[str, Any] = answer.json()
+        if answer.status_code == 200 and "nodes" in status:
+            return status
+    except (ValueError, TypeError):
+        pass
+    raise CoreError(
+        f"{client.base_url} is no cluster",
+        f"GET /v1/cluster answered with status {answer.status_code} and something else",
+        "give --url the address of a `core serve`",
+    )
 
 
 def view(status: dict[str, Any]) -> Group:

@@ -37,10 +37,13 @@ async def _keep_alive(node_id: str, options: Sequence[str]) -> None:
     wait = FIRST_WAIT_SECONDS
     while True:
         started = trio.current_time()
-        code = await _run_to_its_end(command)
+        try:
+            end = f"ended with status {await _run_to_its_end(command)}"
+        except OSError as error:
+            end = f"can't be started: {error}"
         if trio.current_time() - started > _HEALTHY_SECONDS:
             wait = FIRST_WAIT_SECONDS
-        _log.warning("%s ended with status %d; it is started again in %.2g s", node_id, code, wait)
+        _log.warning("%s %s; it is started again in %.2g s", node_id, end, wait)
         await trio.sleep(wait)
         wait = min(2 * wait, LONGEST_WAIT_SECONDS)
 

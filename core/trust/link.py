@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import struct
 from dataclasses import dataclass
 from hashlib import sha256
@@ -20,6 +21,7 @@ _HEAD = struct.Struct("!B32s16sIHB")
 _IPV4, _IPV6 = 0, 255
 """In front of a host; any other number is the length of a name."""
 _CHECK_BYTES = 4
+_NAME = re.compile(rb"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,11 @@ def _check(body: bytes) -> bytes:
     return sha256(body).digest()[:_CHECK_BYTES]
 
 
+def refuse_no_host(host: str) -> None:
+    """Raises ConfigError for what is neither an address nor a name."""
+    _packed_host(host)
+
+
 def _packed_host(host: str) -> bytes:
     """Raises ConfigError for what is neither an address nor a name."""
     try:
@@ -81,7 +88,7 @@ def _packed_name(host: str) -> bytes:
         name = host.encode("idna")
     except UnicodeError:
         name = b""
-    if not 0 < len(name) < _IPV6 or b":" in name:
+    if not 0 < len(name) < _IPV6 or not _NAME.fullmatch(name):
         raise ConfigError(f"{host!r} is no host", "", "give an IP address or a name, without a port")
     return bytes([len(name)]) + name
 

@@ -28,9 +28,15 @@ class StateDir:
 
     @classmethod
     def open(cls, path: Path | None = None) -> StateDir:
-        """`path`, else what $CORE_STATE_DIR says, else the system's place for a user's data."""
+        """`path`, else what $CORE_STATE_DIR says, else the system's place for a user's data.
+
+        Raises ConfigError for what is no directory.
+        """
         chosen = path or Path(os.environ.get(ENVIRONMENT) or user_data_path("core-cluster", appauthor=False))
-        return cls(chosen.expanduser().absolute())
+        state = cls(chosen.expanduser().absolute())
+        if state.path.exists() and not state.path.is_dir():
+            raise state._useless("it is a file")
+        return state
 
     def _made(self) -> Path:
         """Raises ConfigError where it can't be used, or where others may write to it."""
@@ -38,11 +44,7 @@ class StateDir:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             mode = self.path.stat().st_mode
         except OSError as error:
-            raise ConfigError(
-                f"the state directory {self.path} can't be used",
-                error.strerror or str(error),
-                f"choose another with --state-dir, or with {ENVIRONMENT} in the environment",
-            ) from None
+            raise self._useless(error.strerror or str(error)) from None
         if sys.platform != "win32" and mode & _OTHERS_WRITE:
             raise ConfigError(
                 f"others may write to the state directory {self.path}",
@@ -50,6 +52,13 @@ class StateDir:
                 f"chmod 700 {self.path}",
             )
         return self.path
+
+    def _useless(self, reason: str) -> ConfigError:
+        return ConfigError(
+            f"the state directory {self.path} can't be used",
+            reason,
+            f"choose another with --state-dir, or with {ENVIRONMENT} in the environment",
+        )
 
     def read(self, name: str) -> bytes | None:
         """None where there is no such file. Raises ConfigError where it can't be read."""

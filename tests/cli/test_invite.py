@@ -14,7 +14,7 @@ from core.cli.joining import JOIN, ask, find_membership, read_link
 from core.cli.members import members
 from core.cli.node import node
 from core.discovery.advert import Advert
-from core.errors import ConfigError
+from core.errors import ConfigError, CoreError
 from core.trust import serving
 from core.trust.cluster import Membership
 from core.trust.link import PREFIX, InviteLink
@@ -195,8 +195,9 @@ def test_the_only_cluster_that_is_found_is_asked_and_of_several_the_one_with_the
     remembered = Membership.remembered(state)
     assert remembered is not None
     assert remembered.cluster.asks
+    with pytest.raises(CoreError, match="no cluster was found"):
+        ask(None, [], state)
     for key, clusters, said in [
-        (None, [], "no cluster was found"),
         (None, [found(1), found(2)], "several clusters"),
         ("nosuchkey", [found(1)], found(1).key),
     ]:

@@ -1,0 +1,70 @@
+"""What can't be done as it was asked is refused, by name, before anything is begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from core.cli import app
+from core.cli.top import _status as ask_status
+from core.errors import ConfigError, CoreError, sole_error
+
+SERVE = ("serve", "--model", "any", "--node-port", "0", "--api-port", "0")
+FRIENDS = (*SERVE, "--node-host", "0.0.0.0")
+PLAN = ("plan", "--model", "any", "--node")
+
+
+def refusal(*arguments: str) -> str:
+    """What is said of them, which end with status 2."""
+    done = CliRunner().invoke(app, arguments)
+    error = sole_error(done.exception) if done.exception else None
+    assert isinstance(error, ConfigError) or done.exit_code == 2, done
+    return str(error) if isinstance(error, ConfigError) else done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((*FRIENDS, "--advertise", ""), "'' is no host"),
+        ((*FRIENDS, "--advertise", "my host"), "'my host' is no host"),
+        ((*FRIENDS, "--advertise", "example.org:7001"), "'example.org:7001' is no host"),
+        ((*SERVE, "--served-model-name", ""), "--served-model-name is empty"),
+        ((*SERVE, "--min-nodes", "3", "--max-nodes", "2"), "--max-nodes 2"),
+        ((*SERVE, "--threads", "100000"), "--threads"),
+        ((*SERVE, "--target-node-memory-gb", "inf"), "--target-node-memory-gb"),
+        ((*PLAN, "a=1gb", "--node", "a=2gb"), "2 nodes are called 'a'"),
+        ((*PLAN, "1gb", "--min-nodes", "3", "--max-nodes", "2"), "--max-nodes 2"),
+        ((*PLAN, f"{'9' * 400}gb"), "is no size"),
+        (("node", "--cluster-host", ""), "is another machine"),
+        (("node", "--max-memory-gb", "inf"), "--max-memory-gb"),
+        (("invite", "--expires", ""), "--expires ''"),
+        (("top", "--once", "--url", ""), "--url ''"),
+        (("top", "--once", "--url", "127.0.0.1:8000"), "--url '127.0.0.1:8000'"),
+        (("top", "--once", "--url", "ftp://here"), "--url 'ftp://here'"),
+        (("top",), "core top --once"),
+    ],
+)
+def test_it_says_what_is_wrong(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    state = ("--state-dir", str(tmp_path / "state")) if arguments[0] in ("serve", "node", "invite") else ()
+    assert said in refusal(*arguments, *state)
+
+
+@pytest.mark.parametrize("command", ["node", "invite", "members"])
+def test_a_state_directory_is_no_file(command: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "can't be used: it is a file" in refusal(command, "--state-dir", str(tmp_path / "file"))
+
+
+def test_a_model_on_this_machine_has_no_revisions(tmp_path: Path) -> None:
+    assert "there is no revision 'main'" in refusal("manifest", str(tmp_path), "--revision", "main")
+
+
+@pytest.mark.parametrize("answer", [httpx.Response(200, json=[]), httpx.Response(404, text="not here")])
+async def test_what_answers_may_be_no_cluster(answer: httpx.Response) -> None:
+    transport = httpx.MockTransport(lambda _: answer)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+        with pytest.raises(CoreError, match=f"answered with status {answer.status_code}"):
+            await ask_status(client)
