@@ -118,7 +118,7 @@ class App:
     def leave_cluster(self) -> None:
         if self.settings.joined is not None and self.settings.joined.invited:
             forget(self._state)
-        self._change(replace(self.settings, joined=None))
+        self._change(replace(self.settings, joined=None, paused=False))
 
     def pause(self) -> None:
         self._change(replace(self.settings, paused=True))
@@ -204,10 +204,7 @@ class App:
             self._unsaved = str(error)
 
     def _apply_pause(self) -> None:
-        self._keeper.pause(self._pause_reason())
-
-    def _pause_reason(self) -> str:
-        return "paused by its user" if self.settings.paused else self._verdict.reason
+        self._keeper.pause("by its user" if self.settings.paused else self._verdict.reason)
 
     def _publish(self) -> None:
         if self._quitting:
@@ -215,7 +212,7 @@ class App:
         facts = Facts(
             cluster=str(self.settings.joined or ""),
             refusal=self._refusal,
-            pause=self._pause_reason(),
+            pause="until you resume it" if self.settings.paused else self._verdict.reason,
             failure=self._keeper.failure,
             tokens_today=self._tally.today,
             tokens_per_second=self._tally.per_second,

@@ -159,7 +159,7 @@ def menu(status: Status, *, resumable: bool, at_login: bool, version: str) -> tu
         *lines,
         SEPARATOR,
         Line("Join...", Action.JOIN),
-        _duty(status, resumable=resumable),
+        *([_duty(status, resumable=resumable)] if status.cluster else []),
         Line("Open status page", Action.PAGE),
         Line("Limits...", Action.LIMITS),
         Line("Start at login", Action.START_AT_LOGIN, checked=at_login),

@@ -133,7 +133,7 @@ async def test_a_pause_is_told_to_the_cluster_and_kept(model: Path, tmp_path: Pa
             await cluster.ready()
             app.pause()
             await cluster.until(lambda status: status.nodes[0].state == "paused")
-            assert (await watched.until(State.PAUSED)).reason.startswith("paused by its user")
+            assert (await watched.until(State.PAUSED)).reason.startswith("until you resume it")
             assert Watched(tmp_path).app.settings.paused
             app.resume()
             await cluster.ready(after_epoch=1)

@@ -63,6 +63,7 @@ def test_the_menu_before_an_invite_has_no_figures() -> None:
     assert lines[1] == SEPARATOR
     assert Line("Start at login", Action.START_AT_LOGIN, checked=True) in lines
     assert lines[-1] == Line("Quit", Action.QUIT)
+    assert not {Action.PAUSE, Action.RESUME} & {line.action for line in lines}, "there is nothing to pause"
 
 
 def test_every_action_has_a_line() -> None:
@@ -75,4 +76,6 @@ def test_every_action_has_a_line() -> None:
 
 
 def test_what_failed_can_be_tried_again() -> None:
-    assert Line("Try again", Action.RESUME) in menu(Status(State.ERROR), resumable=False, at_login=False, version="1")
+    assert Line("Try again", Action.RESUME) in menu(
+        Status(State.ERROR, "desk"), resumable=False, at_login=False, version="1"
+    )
