@@ -102,7 +102,7 @@ def show_bytes(value: int) -> str:
 
 
 def clip(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1].rstrip() + "…"
+    return text if len(text) <= length else text[: length - 3].rstrip() + "..."
 
 
 def _percent(status: Status) -> str:

@@ -73,12 +73,19 @@ class Tray:
         _on_main_thread(lambda: self._show(status))
 
     def _show(self, status: Status) -> None:
+        """What the desktop does not take is no reason for the node to end."""
+        try:
+            self._draw(status)
+        except Exception as error:
+            _log.warning("the icon does not show this: %s: %s", type(error).__name__, error)
+
+    def _draw(self, status: Status) -> None:
         before, self._status = self._status, status
         picture = icon(status)
         if picture is not self._picture:
             self._icon.icon = self._picture = picture
         if tooltip(status) != tooltip(before):
-            self._icon.title = tooltip(status)
+            self._icon.title = _title(self._icon, status)
         lines = self._menu_lines()
         if lines != self._lines and (_words(status) != _words(before) or time.monotonic() > self._drawn):
             self._lines, self._drawn = lines, time.monotonic() + FIGURES_SECONDS
@@ -108,9 +115,20 @@ def _words(status: Status) -> tuple[object, ...]:
     return status.state, status.reason, status.cluster, status.model, status.layers
 
 
+def _is_plain(icon: Any) -> bool:
+    """Whether it is pystray's plain X11 icon, which has no menu."""
+    return type(icon).__module__ == "pystray._xorg"
+
+
+def _title(icon: Any, status: Status) -> str:
+    """The plain icon's is in Latin-1."""
+    text = tooltip(status)
+    return text.encode("latin-1", "replace").decode("latin-1") if _is_plain(icon) else text
+
+
 def _hear_clicks(icon: Any) -> None:
-    """pystray's plain X11 icon, which has no menu, acts on clicks but does not ask the server for them."""
-    if type(icon).__module__ == "pystray._xorg":
+    """The plain icon acts on clicks, but does not ask the server for them."""
+    if _is_plain(icon):
         x = importlib.import_module("Xlib.X")
         icon._window.change_attributes(event_mask=x.ExposureMask | x.StructureNotifyMask | x.ButtonPressMask)
         icon._display.flush()

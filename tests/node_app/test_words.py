@@ -40,7 +40,7 @@ def test_the_tooltip_says_what_is_held_and_fits_windows() -> None:
     assert tooltip(READY) == "core · Ready · layers 0 to 11, 1.2 GB"
     long = tooltip(Status(State.ERROR, reason="x" * 500))
     assert len(long) == TOOLTIP_LENGTH
-    assert long.endswith("…")
+    assert long.endswith("...")
 
 
 def test_the_menu_of_a_node_that_serves() -> None:
