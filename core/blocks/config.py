@@ -8,6 +8,7 @@ from typing import Any
 from core.errors import ConfigError
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
+_LARGEST_SIZE = 1 << 24
 
 
 def required(config: Mapping[str, Any], key: str) -> Any:
@@ -18,9 +19,20 @@ def required(config: Mapping[str, Any], key: str) -> Any:
     return value
 
 
+def size(config: Mapping[str, Any], key: str) -> int:
+    """`config[key]`, a whole number above 0. Raises ConfigError where it isn't, or is more than any model has."""
+    return checked_size(key, required(config, key))
+
+
+def checked_size(name: str, value: Any) -> int:
+    if type(value) is not int or not 0 < value <= _LARGEST_SIZE:
+        raise ConfigError(f"{name} = {value!r} makes no model", "", f"whole numbers from 1 to {_LARGEST_SIZE} do")
+    return value
+
+
 def head_dim(config: Mapping[str, Any]) -> int:
     """The width of a head: given, or the hidden size divided among the heads."""
-    return int(config.get("head_dim") or required(config, "hidden_size") // required(config, "num_attention_heads"))
+    return config.get("head_dim") or size(config, "hidden_size") // size(config, "num_attention_heads")
 
 
 def refuse_unless(config: Mapping[str, Any], key: str, supported: Any) -> None:
@@ -39,7 +51,7 @@ def layer_windows(
     """
     if window is None:
         return ()
-    layers = required(config, "num_hidden_layers")
+    layers = size(config, "num_hidden_layers")
     types = config.get("layer_types") or [_SLIDING if slides(layer) else _FULL for layer in range(layers)]
     if len(types) != layers or not {_SLIDING, _FULL}.issuperset(types):
         raise ConfigError(f"layer_types is not {layers} times {_SLIDING} or {_FULL}", f"it is {types}")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from core.blocks.attention import Attention
-from core.blocks.config import required
+from core.blocks.config import size
 from core.blocks.ends import DecoderEnds
 from core.blocks.mlp import GatedMLP
 from core.blocks.rope import RotaryEmbedding, Rotation, context_length
@@ -37,9 +37,9 @@ class DecoderArchitecture(Architecture):
         self.rotaries(config, shape.head_dim)
         return ModelSpec(
             architecture=self.name,
-            layers=required(config, "num_hidden_layers"),
+            layers=size(config, "num_hidden_layers"),
             hidden_size=shape.hidden_size,
-            vocab_size=required(config, "vocab_size"),
+            vocab_size=size(config, "vocab_size"),
             context_length=context_length(config),
             kv_width=2 * shape.kv_heads * shape.head_dim,
             tied_head=bool(config.get("tie_word_embeddings", self.tied_by_default)),

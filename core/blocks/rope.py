@@ -43,6 +43,8 @@ class RotaryEmbedding:
         """Raises ConfigError for a scaling that is not computed here."""
         parameters = rope_parameters(config)
         rotated = int(head_dim * parameters["partial_rotary_factor"])
+        if not 0 < rotated <= head_dim:
+            raise ConfigError(f"partial_rotary_factor rotates {rotated} of {head_dim} values")
         exponents = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
         scaling = SCALINGS.get(parameters["rope_type"])
         if scaling is None:

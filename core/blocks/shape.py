@@ -9,7 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from core.blocks.config import head_dim, required
+from core.blocks.config import checked_size, head_dim, required
 from core.blocks.norm import RMSNorm, UnitOffsetRMSNorm
 
 
@@ -41,6 +41,11 @@ class DecoderShape:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for sizes that no model has, before anything as large is made."""
+        for name in ("hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim"):
+            checked_size(name, getattr(self, name))
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], **differences: Any) -> DecoderShape:

@@ -62,10 +62,18 @@ class Model:
     def __init__(self, checkpoint: Checkpoint, architecture: Architecture) -> None:
         self.checkpoint = checkpoint
         self.architecture = architecture
-        self.spec: ModelSpec = architecture.read_model(checkpoint.config, checkpoint.tensors)
-        check_tensors(checkpoint, self._end_specs())
-        for layer in range(self.spec.layers):
-            check_tensors(checkpoint, self._layer_specs(layer))
+        try:
+            self.spec: ModelSpec = architecture.read_model(checkpoint.config, checkpoint.tensors)
+            check_tensors(checkpoint, self._end_specs())
+            for layer in range(self.spec.layers):
+                check_tensors(checkpoint, self._layer_specs(layer))
+        # A config may say anything where something else is expected.
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise ConfigError(
+                "the model's config does not read",
+                f"{type(error).__name__}: {error}",
+                f"config.json is damaged, or of no {architecture.name} model",
+            ) from error
 
     @classmethod
     @contextmanager

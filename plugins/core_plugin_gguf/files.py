@@ -17,7 +17,7 @@ FIRST_LOOK_AT_MORE_PARTS = 256 << 10
 """Bytes: they hold no tokenizer."""
 
 LARGEST_HEAD = 512 << 20
-PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
+PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>(?!0{5})\d{5})\.gguf")
 """How llama.cpp names them."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def read_header(file: str, size: int, peek: Callable[[int, int], bytes]) -> dict
         head += peek(len(head), end - len(head))
     try:
         entries = json.loads(head[8:end])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(file, "its header is not JSON") from error
     if not isinstance(entries, dict):
         raise damaged(file, "its header is no table of tensors")
@@ -77,8 +78,8 @@ def tensor_info(
 
     `data_start` is where the header ends, from which offsets count.
     """
-    dimensions = tuple(int(size) for size in shape)
-    start, end = extent
+    dimensions = tuple(map(index, shape))
+    start, end = map(index, extent)
     nbytes = end - start
     expected = math.prod(dimensions) * _SIZES.get(dtype, 0)
     if min(dimensions, default=0) < 0 or start < 0 or nbytes < 0 or (expected and expected != nbytes):
@@ -102,7 +103,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path} can't be read", str(error)) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(path.name, "it is not JSON") from error
     if not isinstance(content, dict):
         raise damaged(path.name, "it is no JSON object")

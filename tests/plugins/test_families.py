@@ -121,6 +121,11 @@ def test_gemma3_without_bases() -> None:
         ("qwen2", {**WINDOWED, "max_window_layers": None}, "no 'max_window_layers'"),
         ("phi3", {"rope_scaling": {"type": "yarn"}}, "no 'factor'"),
         ("mistral", {"vocab_size": None}, "no 'vocab_size'"),
+        ("mistral", {"num_hidden_layers": 2**70}, "num_hidden_layers = 1180591620717411303424 makes no model"),
+        ("llama", {"head_dim": 2**33}, "head_dim = 8589934592 makes no model"),
+        ("llama", {"num_attention_heads": 0}, "num_attention_heads|heads = 0 makes no model"),
+        ("llama", {"hidden_size": "64"}, "hidden_size = '64' makes no model"),
+        ("phi3", {"partial_rotary_factor": 1e7}, "partial_rotary_factor rotates"),
     ],
 )
 def test_what_a_family_does_not_compute_is_refused(model_type: str, more: dict[str, Any], message: str) -> None:

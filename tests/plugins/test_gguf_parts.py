@@ -59,7 +59,7 @@ def test_a_part_that_is_missing_is_named(original: Path) -> None:
         opened(first)
 
 
-@pytest.mark.parametrize("name", ["renamed.gguf", "tiny-00001-of-00002.gguf"])
+@pytest.mark.parametrize("name", ["renamed.gguf", "tiny-00001-of-00002.gguf", "tiny-00001-of-00000.gguf"])
 def test_a_part_under_another_name_is_refused(original: Path, name: str) -> None:
     first = split(original)
     with pytest.raises(CheckpointError, match=f"{name} says that it is one of 3 parts"):

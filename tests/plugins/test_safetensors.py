@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +131,23 @@ def senseless_entry(path: Path) -> None:
     with_header(path, lambda header: header["model.norm.weight"].update(shape="wide"))
 
 
+def endless_shape(path: Path) -> None:
+    with_header(path, lambda header: header["model.norm.weight"].update(shape=[math.inf]))
+
+
+def fractional_offsets(path: Path) -> None:
+    with_header(
+        path,
+        lambda header: header["model.norm.weight"].update(
+            data_offsets=[float(at) for at in header["model.norm.weight"]["data_offsets"]]
+        ),
+    )
+
+
+def nested_without_end(path: Path) -> None:
+    (path / WEIGHTS).write_bytes(struct.pack("<Q", 200_000) + b"[" * 200_000)
+
+
 def entry_without_offsets(path: Path) -> None:
     with_header(path, lambda header: header["model.norm.weight"].pop("data_offsets"))
 
@@ -147,6 +165,9 @@ def entry_without_offsets(path: Path) -> None:
         lying_offsets,
         offsets_past_the_end,
         senseless_entry,
+        endless_shape,
+        fractional_offsets,
+        nested_without_end,
         entry_without_offsets,
     ],
 )

@@ -185,6 +185,12 @@ def test_a_type_that_transformers_does_not_know_is_refused() -> None:
         PluginHost.installed().architecture_of({"model_type": "gpt9"})
 
 
+def test_more_layers_than_any_model_has_are_refused_before_they_are_made() -> None:
+    config = {"model_type": "gpt2", "n_layer": 2**40}
+    with pytest.raises(ConfigError, match="more than 10000 layers"):
+        PluginHost.installed().architecture_of(config).read_config(config)
+
+
 def test_a_family_with_an_architecture_of_its_own_keeps_it() -> None:
     assert PluginHost.installed().architecture_of({"model_type": "llama"}).name == "llama"
 
