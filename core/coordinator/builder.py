@@ -25,6 +25,7 @@ from core.protocol.messages import (
     ConnectPeer,
     LoadComplete,
     LoadFailed,
+    LoadProgress,
     PeerConnected,
     Proof,
     RunPrefill,
@@ -93,7 +94,7 @@ class RouteBuilder:
         member.layers, member.upstream_link = hop.layers, ""
         await _send(member, assignment)
         while True:
-            answer = await member.answer(assignment.epoch, within=STALL_SECONDS)
+            answer = await member.answer(assignment.epoch, LoadProgress, LoadComplete, LoadFailed, within=STALL_SECONDS)
             if isinstance(answer, LoadFailed):
                 member.fail(answer.reason)
                 raise LoadRefused(
@@ -127,10 +128,8 @@ class RouteBuilder:
         """How `upstream` reaches `member`: "direct", or "relayed" with the reason."""
         hosts, port = _hosts_of(upstream, member), upstream.hello.peer_port
         await _send(member, ConnectPeer(epoch, hosts, port, token, upstream.fingerprint))
-        while True:
-            answer = await member.answer(epoch, within=LINK_SECONDS)
-            if isinstance(answer, PeerConnected):
-                return "direct" if answer.direct else f"relayed by the coordinator: {answer.reason}"
+        answer = await member.answer(epoch, PeerConnected, within=LINK_SECONDS)
+        return "direct" if answer.direct else f"relayed by the coordinator: {answer.reason}"
 
     async def _prove(self, route: Route) -> None:
         hidden = await self._compute(self.head.embed, [0])

@@ -94,12 +94,15 @@ class Member:
             self._mailbox.receive_nowait()
             self._mail.send_nowait(answer)
 
-    async def answer(self, epoch: int, *, within: float) -> Answer:
-        """The next answer of `epoch`. Raises RouteError where the member goes, or fails by saying nothing."""
+    async def answer(self, epoch: int, *kinds: type[AnswerT], within: float) -> AnswerT:
+        """The next answer of `epoch` that is of these kinds.
+
+        Raises RouteError where the member goes, or fails by giving none in time.
+        """
         try:
             with trio.fail_after(within):
                 async for answer in self._mailbox:
-                    if answer.epoch == epoch:
+                    if answer.epoch == epoch and isinstance(answer, kinds):
                         return answer
         except trio.TooSlowError:
             silence = self.lost(f"no answer within {within:g} s")

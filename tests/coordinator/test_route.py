@@ -6,13 +6,26 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core.coordinator.members import Member
 from core.coordinator.route import Hop, Route
+from core.errors import RouteError
+from core.link import Link
 from core.protocol.codec import Packet
-from core.protocol.messages import HiddenState, InferenceError, RunPrefill, Segment, Tensor
+from core.protocol.messages import (
+    PROTOCOL_VERSION,
+    Hello,
+    HiddenState,
+    InferenceError,
+    LoadProgress,
+    PeerConnected,
+    RunPrefill,
+    Segment,
+    Tensor,
+)
 
 ROW = Tensor("fp32", 1, 1, bytes(4))
 BATCH = RunPrefill(1, [Segment(1, 0, 1, 1)], ROW)
@@ -75,3 +88,19 @@ async def test_work_on_an_answer_that_came_before_anybody_waited_begins_then() -
         await route.take(member, Packet(ANSWER, request_id="1"))
         assert await route.answer(ticket, begin=begin) is ANSWER
     assert begun == [ANSWER]
+
+
+async def test_a_node_that_says_other_things_is_waited_for_no_longer(autojump_clock: MockClock) -> None:
+    member = Member(Hello(PROTOCOL_VERSION, "a"), cast(Link, None))
+
+    async def chatter() -> None:
+        while True:
+            member.post(LoadProgress(1, "load", 1, 2))
+            await trio.sleep(1)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(chatter)
+        with pytest.raises(RouteError, match="no answer within 30 s"), trio.fail_after(31):
+            await member.answer(1, PeerConnected, within=30)
+        nursery.cancel_scope.cancel()
+    assert member.state == "failed"
