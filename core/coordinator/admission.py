@@ -164,6 +164,8 @@ class Admission:
 
     def _reserve(self, session: Session) -> bool:
         wanted = self._wanted(session)
+        if not self.budget.has_room(wanted):
+            return False
         kept, common = self._alike(session)
         if kept is not None and self._rolls_back and common < len(kept.tokens) - SAME_CHAT:
             gone = self.budget.reserve(wanted, spared=kept)

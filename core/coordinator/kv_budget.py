@@ -44,6 +44,10 @@ class KVBudget:
         """Tokens of the longest session that there is room for, were it alone."""
         return longest_within(self.tokens)
 
+    def has_room(self, tokens: int) -> bool:
+        """Whether `tokens` can be reserved, if all that ended sessions left is given up for it."""
+        return tokens <= self.tokens - self.reserved
+
     def reserve(self, tokens: int, *, taken: Kept | None = None, spared: Kept | None = None) -> list[int] | None:
         """Takes `tokens` of the budget: the caches that have to go for it, or None where there is no room.
 
@@ -77,10 +81,12 @@ class KVBudget:
 
     def alike(self, tokens: Sequence[int]) -> tuple[Kept | None, int]:
         """The kept caches with the longest beginning in common with `tokens`, and how long that is."""
-        wanted, head = torch.tensor(tokens), tuple(tokens[:WORTH_KEEPING])
+        head = tuple(tokens[:WORTH_KEEPING])
+        candidates = [kept for kept in self._kept if kept.head == head]
+        wanted = torch.tensor(tokens if candidates else ())
         best, length = None, 0
-        for kept in self._kept:
-            if kept.head == head and (common := common_prefix(kept.tokens, wanted)) >= length:
+        for kept in candidates:
+            if (common := common_prefix(kept.tokens, wanted)) >= length:
                 best, length = kept, common
         return best, length
 
