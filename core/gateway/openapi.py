@@ -14,6 +14,7 @@ from litestar.handlers import HTTPRouteHandler
 
 from core.gateway.access import OPEN
 from core.gateway.errors import ErrorBody
+from core.gateway.schemas.decoding import Fields, idle_values
 
 DOCUMENTED = "documented"
 """The option of a route that has its Documentation."""
@@ -21,7 +22,7 @@ DOCUMENTED = "documented"
 JSON, TEXT, _EVENTS = "application/json", "text/plain", "text/event-stream"
 ABOUT = """\
 Follows the OpenAI API. Fields that a schema doesn't name are refused, but for those of the OpenAI API that ask for
-nothing (null, `"tools": []`, `"store": false`). The events of a stream end with `data: [DONE]`, or with an error;
+nothing, which each body lists. The events of a stream end with `data: [DONE]`, or with an error;
 those of a response with one that says how it ended."""
 
 _FAILURES = {
@@ -64,6 +65,9 @@ def document(handlers: Iterable[HTTPRouteHandler], keys_needed: bool) -> bytes:
     types = {kind for _, each in documented for kind in each.types} | {ErrorBody}
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(types, schemas, strict=True))
+    for kind in types:
+        if isinstance(kind, type) and issubclass(kind, Fields) and kind.idle:
+            components[kind.__name__]["description"] += _idle(kind)
     paths: dict[str, dict[str, Any]] = {}
     for handler, each in documented:
         (path,), (method,) = handler.paths, handler.http_methods
@@ -109,6 +113,11 @@ def _operation(
             "content": {JSON: {"schema": schema_of[documentation.body]}},
         }
     return operation
+
+
+def _idle(body: type[Fields]) -> str:
+    accepted = [f"`{name}` {idle_values(values)}" for name, values in sorted(body.idle.items())]
+    return f"\n\nOf the OpenAI API's other fields it takes those values that ask for nothing: {'; '.join(accepted)}."
 
 
 def _event(schemas: list[Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ def test_reservations_fill_it_and_hand_back() -> None:
     budget.release(600)
     assert budget.reserve(600) == []
     assert budget.reserved == 1000
+    assert not budget.has_room(1)
 
 
 def test_the_least_recently_used_caches_make_room_first() -> None:
@@ -37,6 +38,7 @@ def test_what_is_spared_stays_and_what_is_taken_counts_no_more() -> None:
     kept, common = budget.alike([*CHAT, 5])
     assert kept is not None
     assert common == len(CHAT)
+    assert budget.has_room(400), "it could be given up"
     assert budget.reserve(400, spared=kept) is None
     assert budget.kept == 300
     assert budget.reserve(600, taken=kept) == []

@@ -55,6 +55,7 @@ async def test_it_is_served(client: httpx.AsyncClient) -> None:
     described = response.json()
     operation = described["paths"]["/v1/chat/completions"]["post"]
     assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+    assert "`store` null or false" in described["components"]["schemas"]["ChatBody"]["description"]
     roles = described["components"]["schemas"]["ChatBody"]["properties"]["messages"]["items"]["discriminator"]
     assert {"system", "developer", "user", "assistant"} <= set(roles["mapping"])
 

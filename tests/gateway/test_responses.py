@@ -257,13 +257,14 @@ async def test_an_effort_is_told_to_the_template(client: httpx.AsyncClient, engi
 async def test_what_asks_for_nothing_is_accepted(client: httpx.AsyncClient) -> None:
     idle = {
         "store": False,
-        "include": [],
+        "include": ["reasoning.encrypted_content"],
         "truncation": "disabled",
         "background": False,
         "previous_response_id": None,
         "service_tier": "auto",
         "stream_options": None,
-        "text": {"format": {"type": "text"}, "verbosity": None},
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "prompt_cache_retention": "in_memory",
         "tools": [],
         "user": "me",
     }
@@ -281,6 +282,8 @@ async def test_what_asks_for_nothing_is_accepted(client: httpx.AsyncClient) -> N
         ({"background": True}, "background"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"truncation": "auto"}, "truncation"),
+        ({"service_tier": "priority"}, "service_tier"),
+        ({"prompt_cache_options": {"ttl": "30m"}}, "prompt_cache_options"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"max_tool_calls": 2}, "max_tool_calls"),
         ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),

@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from core.errors import RequestError
 from core.gateway.dialects.dialect import Wishes
-from core.gateway.schemas.common import INT32, MAX_TOP_LOGPROBS, Body, Usage
+from core.gateway.schemas.common import IN_MEMORY, INT32, MAX_TOP_LOGPROBS, Body, Usage
 from core.gateway.schemas.decoding import Idle
 from core.gateway.schemas.messages import Messages, conversation
 from core.gateway.schemas.tools import (
@@ -40,11 +40,13 @@ class ChatBody(Body, kw_only=True):
         "function_call": ("none", "auto"),
         "functions": ([],),
         "modalities": (["text"],),
+        "moderation": (),
         "prediction": (),
-        "prompt_cache_retention": (),
+        "prompt_cache_options": (),
+        "prompt_cache_retention": IN_MEMORY,
         "service_tier": ("auto", "default"),
         "store": (False,),
-        "verbosity": (),
+        "verbosity": ("medium",),
         "web_search_options": (),
     }
     idle_inside: ClassVar[Mapping[str, Idle]] = {

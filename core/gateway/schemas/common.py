@@ -28,6 +28,9 @@ MAX_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_PROMPT_CHARACTERS = 4 * 1024 * 1024
 
+IN_MEMORY = ("in_memory", "in-memory")
+"""How long prompts are kept, in both of the API's spellings: their caches lie in the nodes' memory."""
+
 INT32 = 2**31 - 1
 StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32)]

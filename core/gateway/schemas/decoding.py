@@ -63,15 +63,19 @@ def _drop(fields: Any, idle: Idle, where: str) -> Any:
     kept = {name: value for name, value in fields.items() if value is not None}
     for name in idle.keys() & kept.keys():
         if not any(_same(kept[name], nothing) for nothing in idle[name]):
-            accepted = " or ".join(["null", *(msgspec.json.encode(each).decode() for each in idle[name])])
             raise RequestError(
                 f"'{where}{name}' is not supported",
-                hint=f"leave it out, or send {accepted}",
+                hint=f"leave it out, or send {idle_values(idle[name])}",
                 param=where + name,
                 code="unsupported_parameter",
             )
         del kept[name]
     return kept
+
+
+def idle_values(values: tuple[Any, ...]) -> str:
+    """What a field may be that is not supported, in words."""
+    return " or ".join(["null", *(msgspec.json.encode(each).decode() for each in values)])
 
 
 def _same(value: Any, other: Any) -> bool:

@@ -46,8 +46,11 @@ class CalledFunction(Struct, forbid_unknown_fields=True):
 
 
 class ToolCall(Struct, forbid_unknown_fields=True, tag_field="type", tag="function"):
+    """Clients that gather a stream's deltas send their `index` along; it changes nothing."""
+
     id: str
     function: CalledFunction
+    index: int | None = None
 
 
 class AssistantMessage(Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):

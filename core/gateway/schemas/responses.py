@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, field
 
 from core.gateway.dialects.dialect import Wishes
 from core.gateway.dialects.grammars import ANY_OBJECT, Function
-from core.gateway.schemas.common import Seconds
+from core.gateway.schemas.common import IN_MEMORY, Seconds
 from core.gateway.schemas.decoding import Fields, Idle
 from core.gateway.schemas.items import InputItem, conversation_of
 from core.gateway.schemas.tools import (
@@ -80,17 +80,25 @@ ResponseToolChoice: TypeAlias = ToolMode | ResponseChosenFunction | ResponseAllo
 
 
 class ResponseBody(Fields, kw_only=True):
-    """`user`, `safety_identifier` and `prompt_cache_key` are accepted, and change nothing."""
+    """`user`, `safety_identifier` and `prompt_cache_key` are accepted, and change nothing.
+
+    Reasoning items carry their text, which may be sent back: encrypted content has nothing to add to it.
+    """
 
     idle: ClassVar[Idle] = {
+        "access_programs": (),
         "background": (False,),
+        "background_options": (),
         "context_management": ([],),
         "conversation": (),
-        "include": ([],),
+        "image": (),
+        "include": ([], ["reasoning.encrypted_content"]),
         "max_tool_calls": (),
+        "moderation": (),
         "previous_response_id": (),
         "prompt": (),
-        "prompt_cache_retention": (),
+        "prompt_cache_options": (),
+        "prompt_cache_retention": IN_MEMORY,
         "service_tier": ("auto", "default"),
         "store": (False,),
         "stream_options": ({}, {"include_obfuscation": False}),
@@ -100,7 +108,7 @@ class ResponseBody(Fields, kw_only=True):
     idle_inside: ClassVar[Mapping[str, Idle]] = {
         "input": {"async": (False,), "caller": (), "encrypted_content": (), "namespace": (), "phase": ()},
         "reasoning": {"summary": (), "generate_summary": ()},
-        "text": {"verbosity": ()},
+        "text": {"verbosity": ("medium",)},
     }
 
     model: str
