@@ -50,6 +50,8 @@ class App:
         plugins: Callable[[], PluginHost] = PluginHost.installed,
     ) -> None:
         self.settings = settings.load(Settings(node_id=_fresh_node_id(), joined=remembered(state)))
+        if settings.complaint:
+            _log.warning("%s", settings.complaint)
         self.status = Status()
         self.page = Page(self, version)
         self._file = settings

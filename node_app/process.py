@@ -45,7 +45,7 @@ class Process:
     def run(self, *, headless: bool, welcome: bool) -> int:
         """The exit status, once the app has ended: by its menu, or by SIGTERM or Ctrl-C.
 
-        The page opens for a `welcome`, and where nothing is joined; but not where it is headless.
+        The page opens for a `welcome`, where nothing is joined and where there is a notice; not where it is headless.
         """
         self._heed_signals()
         self._thread.start()
@@ -65,7 +65,7 @@ class Process:
     def _show(self, *, headless: bool, welcome: bool) -> None:
         if not headless:
             joined = self._app.settings.joined is not None
-            if welcome or not joined:
+            if welcome or not joined or self._app.notice:
                 self._in_trio(self._app.open_page, "" if joined else "join")
             if not (reason := self._run_tray()):
                 return

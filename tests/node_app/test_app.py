@@ -337,10 +337,13 @@ async def test_what_is_no_invite_changes_nothing(tmp_path: Path, invite: str) ->
     assert watched.app.settings.joined is None
 
 
-async def test_a_broken_file_is_told_on_the_page(tmp_path: Path) -> None:
+async def test_a_broken_file_is_told_on_the_page_and_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folders = Folders.under(tmp_path)
     (folders.config / "settings.json").write_text("{")
     assert "set aside" in Watched(tmp_path).app.notice
+    assert "set aside" in caplog.text
 
 
 async def test_a_failure_of_a_menu_line_is_told(tmp_path: Path) -> None:
