@@ -9,12 +9,14 @@ for each number of rows, and replayed (CUDA graphs).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
+from platformdirs import user_cache_path
 from torch import Tensor
 
 from core.errors import ConfigError
@@ -30,6 +32,7 @@ RECORDED_ROWS = 8
 """Batches of up to so many rows are recorded where the device can."""
 BOUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 """By compute dtype: how far rows may be from those that aren't compiled, relative to their length."""
+CODE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 QKV = tuple[Tensor, Tensor, Tensor]
 T = TypeVar("T")
 _LINEARS: WeakValueDictionary[int, OpaqueLinear] = WeakValueDictionary()
@@ -96,6 +99,8 @@ def compile_stage(stage: Stage, hidden_size: int, dtype: torch.dtype, progress: 
 
 def attempt(step: Callable[[], T]) -> T:
     """Raises ConfigError where a compiler, or anything that it calls, fails in whatever way."""
+    # Torch's own choice is a folder of a known name in /tmp, from which it runs what other users may have put there.
+    os.environ.setdefault(CODE_CACHE, str(user_cache_path("core") / "compiled"))
     try:
         return step()
     except ConfigError:

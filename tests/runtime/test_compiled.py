@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from platformdirs import user_cache_path
 from torch import Tensor
 
 from core import DType, Source
@@ -227,3 +229,12 @@ def test_a_compiled_stage_that_is_dropped_lets_go_of_its_weights(llama: Path) ->
     del stage
     gc.collect()
     assert weight() is None
+
+
+def test_compiled_code_is_kept_where_no_other_user_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(compiled.CODE_CACHE, "chosen")
+    compiled.attempt(lambda: None)
+    assert os.environ[compiled.CODE_CACHE] == "chosen"
+    monkeypatch.delenv(compiled.CODE_CACHE)
+    compiled.attempt(lambda: None)
+    assert Path(os.environ[compiled.CODE_CACHE]).is_relative_to(user_cache_path("core"))
