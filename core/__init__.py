@@ -2,7 +2,7 @@
 
 import pluggy
 
-from core.errors import ChannelClosed, CheckpointError, ConfigError, CoreError, PlanError, TrustError
+from core.errors import ChannelClosed, CheckpointError, ConfigError, CoreError, PlanError, StageError, TrustError
 from core.hookspecs import PROJECT
 from core.interfaces.architecture import (
     Architecture,
@@ -56,6 +56,7 @@ __all__ = [
     "Progress",
     "Quantizer",
     "Source",
+    "StageError",
     "StagePlan",
     "Table",
     "TensorInfo",

@@ -15,6 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from core import __all__ as PUBLIC
+
 ROOT = Path(__file__).resolve().parents[1]
 MAX_LINES = 400
 ANY = frozenset({"*"})
@@ -167,6 +169,12 @@ def test_a_plugin_imports_the_public_surface_and_itself(path: Path) -> None:
     inside = {module for module in ours if module.split(".")[0] == package}
     testing = {module for module in ours if module.startswith("core.testing") and "tests" in path.parts}
     assert ours - inside - testing <= PLUGIN_SURFACE
+
+
+@pytest.mark.parametrize("seam", ["architecture", "checkpoint", "planner", "quantizer", "transport"])
+def test_every_error_that_a_seam_names_is_importable_from_core(seam: str) -> None:
+    source = (ROOT / f"core/interfaces/{seam}.py").read_text(encoding="utf-8")
+    assert set(re.findall(r"\b(?:[A-Z][a-z]+Error|ChannelClosed)\b", source)) <= set(PUBLIC)
 
 
 @pytest.mark.parametrize("name", SINGLE_HOMES)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import cache_utils
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from core.errors import StageError
+from core import StageError
 
 _FORGETFUL = {cache_utils.DynamicSlidingWindowLayer: DynamicLayer}
 """Layers that forget what slid out of their window could not be rolled back: the whole is kept, the mask hides it."""

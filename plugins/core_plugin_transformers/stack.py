@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core import Batch, BatchSegment
-from core.errors import StageError
+from core import Batch, BatchSegment, StageError
 from core_plugin_transformers.session import Session
 from core_plugin_transformers.skeleton import Skeleton, hidden_argument
 

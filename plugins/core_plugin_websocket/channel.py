@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import trio
 from trio_websocket import CloseReason
 
-from core import Channel
-from core.errors import ChannelClosed
+from core import Channel, ChannelClosed
 from core_plugin_websocket.failures import closed
 from core_plugin_websocket.framing import Frames, Goodbye, binary_frame
 

@@ -8,8 +8,7 @@ import ssl
 
 import trio_websocket
 
-from core import ConfigError, TrustError
-from core.errors import ChannelClosed
+from core import ChannelClosed, ConfigError, TrustError
 
 _ABNORMAL = 1006
 _NORMAL = 1000

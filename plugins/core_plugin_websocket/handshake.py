@@ -11,7 +11,7 @@ import trio
 import trio_websocket
 from wsproto.utilities import LocalProtocolError
 
-from core.errors import ChannelClosed
+from core import ChannelClosed
 from core_plugin_websocket.failures import closed, from_a_browser, handshake_failed
 
 _logger = logging.getLogger(__name__)
