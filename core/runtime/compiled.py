@@ -85,6 +85,7 @@ def compile_stage(stage: Stage, hidden_size: int, dtype: torch.dtype, progress: 
     """
     if not isinstance(stage.stack, PiecewiseStack):
         raise refusal("this family's layers are not in pieces that could be compiled")
+    keep_code_apart()
     stack, record = CompiledStack(stage.stack, BOUNDS[dtype]), recorder(stage.device)
     trial = partial(_trial, stage, hidden_size)
     steps: list[Callable[[], None]] = [partial(stack.compile, trial(rows)) for rows in (2, 1)]
@@ -99,14 +100,18 @@ def compile_stage(stage: Stage, hidden_size: int, dtype: torch.dtype, progress: 
 
 def attempt(step: Callable[[], T]) -> T:
     """Raises ConfigError where a compiler, or anything that it calls, fails in whatever way."""
-    # Torch's own choice is a folder of a known name in /tmp, from which it runs what other users may have put there.
-    os.environ.setdefault(CODE_CACHE, str(user_cache_path("core") / "compiled"))
     try:
         return step()
     except ConfigError:
         raise
     except Exception as error:
         raise refusal(str(error).strip().partition("\n")[0] or type(error).__name__) from error
+
+
+def keep_code_apart() -> None:
+    """Before torch compiles anything: its own choice is a folder of a known name in /tmp, from which it runs what it
+    finds, whoever put it there."""
+    os.environ.setdefault(CODE_CACHE, str(user_cache_path("core") / "compiled"))
 
 
 def refusal(reason: str) -> ConfigError:
@@ -119,6 +124,7 @@ def refusal(reason: str) -> ConfigError:
 
 def refuse_without_compiler(device: torch.device) -> None:
     """Raises ConfigError where not even a sum can be compiled for `device`."""
+    keep_code_apart()
     attempt(partial(torch.compile(_doubled), torch.ones(64, device=device)))
 
 

@@ -231,10 +231,22 @@ def test_a_compiled_stage_that_is_dropped_lets_go_of_its_weights(llama: Path) ->
     assert weight() is None
 
 
-def test_compiled_code_is_kept_where_no_other_user_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "compile_anything", [lambda _: refuse_without_compiler(CPU), lambda s: compile_stage(s, WIDTH, torch.float32)]
+)
+def test_compiled_code_is_kept_where_no_other_user_writes(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, compile_anything: Callable[[Stage], None]
+) -> None:
+    kept: list[str] = []
+
+    def noted(function: Any, **_: Any) -> Any:
+        kept.append(os.environ[compiled.CODE_CACHE])
+        return function
+
+    monkeypatch.setattr(torch, "compile", noted)
     monkeypatch.setenv(compiled.CODE_CACHE, "chosen")
-    compiled.attempt(lambda: None)
-    assert os.environ[compiled.CODE_CACHE] == "chosen"
     monkeypatch.delenv(compiled.CODE_CACHE)
-    compiled.attempt(lambda: None)
-    assert Path(os.environ[compiled.CODE_CACHE]).is_relative_to(user_cache_path("core"))
+    with opened(llama) as model:
+        compile_anything(load(model)[1])
+    assert kept
+    assert all(Path(folder).is_relative_to(user_cache_path("core")) for folder in kept)
