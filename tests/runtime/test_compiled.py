@@ -17,7 +17,9 @@ from platformdirs import user_cache_path
 from torch import Tensor
 
 from core import DType, Source
+from core.blocks import DecoderLayer, Rotation
 from core.errors import ConfigError
+from core.interfaces.architecture import Batch
 from core.plugins import PluginHost
 from core.runtime import compiled
 from core.runtime.compiled import RECORDED_ROWS, Opaque, compile_stage, refuse_without_compiler
@@ -207,6 +209,18 @@ def test_code_that_computes_something_else_is_refused(llama: Path, monkeypatch: 
         return lambda layer, *inputs: [1.001 * each for each in tensors(function(layer, *inputs))]
 
     monkeypatch.setattr(torch, "compile", miscompile)
+    with opened(llama) as model:
+        _, stage = load(model)
+    with pytest.raises(ConfigError, match="compute something else"):
+        compile_stage(stage, WIDTH, torch.float32)
+
+
+@pytest.mark.usefixtures("not_compiled")
+def test_layers_that_compute_more_than_their_pieces_are_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def more(self: DecoderLayer, hidden: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
+        return 1.01 * self.after(hidden, self.attend(batch, *self.before(hidden, rotation)))
+
+    monkeypatch.setattr(DecoderLayer, "__call__", more)
     with opened(llama) as model:
         _, stage = load(model)
     with pytest.raises(ConfigError, match="compute something else"):
