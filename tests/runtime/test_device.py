@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from core.interfaces.dtypes import DType
-from core.runtime.device import DeviceInfo, detect, free_memory, give_back_memory, refuse_dtype
+from core.runtime.device import DeviceInfo, detect, free_memory, give_back_memory, recorder, refuse_dtype
 
 FREE, TOTAL = 3 * 2**30, 8 * 2**30
 RESERVED, ALLOCATED = 2 * 2**30, 2**30
@@ -53,3 +57,43 @@ def test_a_dtype_that_a_device_cant_even_hold_is_refused(monkeypatch: pytest.Mon
     assert refuse_dtype(torch.device("mps"), DType.BF16) == (
         "mps does not compute in bf16: BFloat16 is not supported on MPS"
     )
+
+
+def test_what_is_recorded_runs_once_before_on_the_same_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    capture = inspect.signature(torch.cuda.graph)
+
+    @contextmanager
+    def within(name: str) -> Iterator[None]:
+        said.append(name)
+        yield
+        said.append(f"end of {name}")
+
+    def captured(*given: Any, **options: Any) -> Any:
+        bound = capture.bind(*given, **options).arguments
+        assert bound["pool"] == "pool"
+        assert bound["capture_error_mode"] == "thread_local"
+        return within(f"graph on {bound['stream']}")
+
+    class Graph:
+        def replay(self) -> None:
+            said.append("replay")
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"a stream of {device}")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: said.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "stream", within)
+    monkeypatch.setattr(torch.cuda, "graph", captured)
+    record = recorder(torch.device("cuda:1"))
+    assert record is not None
+    replay, result = record(lambda: said.append("call") or 7)
+    on = "a stream of cuda:1"
+    assert said == ["synchronize", on, "call", f"end of {on}", f"graph on {on}", "call", f"end of graph on {on}"]
+    replay()
+    assert (said[-1], result) == ("replay", 7)
+
+
+def test_a_cpu_records_nothing() -> None:
+    assert recorder(torch.device("cpu")) is None
