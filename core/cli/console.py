@@ -6,7 +6,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 
 import trio
@@ -74,6 +75,18 @@ async def _heed(
             scope.cancel()
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt in the block: something is to be undone then. Within `run` nothing changes."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Bars:
     """Progress bars on standard error, one per name; silent where that is no terminal, or unless `shown`."""
 
@@ -88,13 +101,15 @@ class Bars:
             disable=not (shown and Console(stderr=True).is_terminal),
         )
         self._tasks: dict[str, TaskID] = {}
+        self._stack = ExitStack()
 
     def __enter__(self) -> Bars:
-        self._progress.start()
+        self._stack.enter_context(interruptible())
+        self._stack.enter_context(self._progress)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._stack.close()
 
     def show(self, bars: Mapping[str, tuple[int, int]]) -> None:
         """Name -> (bytes done, bytes in all). A bar that is not named any more disappears."""

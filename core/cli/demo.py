@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import trio
 import typer
 
-from core.cli.console import counted, run, set_up_logging
+from core.cli.console import counted, interruptible, run, set_up_logging
 from core.cli.demo_model import demo_model, model_path
 from core.cli.options import LogLevel
 from core.cli.serve import Server, serving, show_progress
@@ -37,8 +37,10 @@ def demo(
     set_up_logging(log_level)
     typer.echo("model       SmolLM2-135M-Instruct, 98 MB, downloaded the first time")
     typer.echo(f"            in {model_path()}")
+    with interruptible():
+        model = demo_model()
     settings = CoordinatorSettings(
-        source=Source(str(demo_model())),
+        source=Source(str(model)),
         served_model_name="smollm2-135m-instruct",
         node_port=0,
         min_nodes=nodes,

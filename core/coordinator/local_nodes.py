@@ -49,7 +49,7 @@ async def _keep_alive(node_id: str, options: Sequence[str]) -> None:
 
 
 async def _run_to_its_end(command: Sequence[str]) -> int:
-    """The child ends when its standard input does, and that is when this process ends."""
+    """The child ends when its standard input does, which is when this process ends, however that comes about."""
     process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, **_OWN_GROUP)
     try:
         return await process.wait()
@@ -57,6 +57,7 @@ async def _run_to_its_end(command: Sequence[str]) -> int:
         with trio.CancelScope(shield=True):
             if process.stdin is not None:
                 await process.stdin.aclose()
+            process.terminate()  # one that still imports reads nothing
             with trio.move_on_after(2):
                 await process.wait()
             if process.returncode is None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import core
 from core import cli
+from core.cli.console import Bars, interruptible
 from core.errors import ConfigError, CoreError, PluginError
 
 Fail = Callable[[BaseException], int | str | None]
@@ -158,3 +159,37 @@ def test_a_signal_ends_a_running_command_without_a_traceback(
         process.send_signal(number)
         _, errors = process.communicate(timeout=30)
     assert (process.returncode, errors) == (status, said)
+
+
+EARLY = """
+import time
+from core import __main__, cli
+
+cli.main = lambda: (print("ready", flush=True), time.sleep(60))
+__main__.main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child on Windows")
+def test_ctrl_c_while_a_command_imports_ends_it_at_once_and_without_a_traceback() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", EARLY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize(
+    ("before", "within"), [(signal.SIG_DFL, signal.default_int_handler), (signal.SIG_IGN, signal.SIG_IGN)]
+)
+def test_what_is_to_be_undone_is_undone_after_ctrl_c(before: signal.Handlers, within: object) -> None:
+    kept = signal.signal(signal.SIGINT, before)
+    try:
+        with interruptible(), Bars():
+            assert signal.getsignal(signal.SIGINT) is within
+        assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, kept)
