@@ -16,6 +16,7 @@ from core.coordinator.scheduler import Scheduler
 from core.coordinator.session import Session
 from core.coordinator.speculation import Speculation
 from core.coordinator.supervisor import Supervisor
+from core.coordinator.telemetry import Telemetry
 from core.errors import DeadlineExceeded, RequestError
 from core.interfaces.engine import Conversation, GenerationRequest, NodeStatus
 from core.runtime.drafting import Drafter
@@ -35,6 +36,7 @@ class Generator:
     grammars: Grammars
     supervisor: Supervisor
     scheduler: Scheduler
+    telemetry: Telemetry
     max_context: int | None = None
     speculates: bool = True
     sessions: int = 0
@@ -51,10 +53,11 @@ class Generator:
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Session]:
         self.supervisor.ready_route()
         self.sessions += 1
+        session = None
         try:
-            session = await trio.to_thread.run_sync(self._prepare, request)
-            self.supervisor.ready_route()
             with trio.CancelScope(deadline=request.deadline) as scope:
+                session = await trio.to_thread.run_sync(self._prepare, request, abandon_on_cancel=True)
+                self.supervisor.ready_route()
                 try:
                     await self.scheduler.admission.enter(session)
                     yield session
@@ -65,9 +68,12 @@ class Generator:
         finally:
             self.sessions -= 1
 
-    def _deadline_exceeded(self, session: Session) -> DeadlineExceeded:
+    def _deadline_exceeded(self, session: Session | None) -> DeadlineExceeded:
         more = "allow it more time with 'max_time', within the server's --max-time"
-        if not session.admitted.is_set():
+        if session is None:
+            self.telemetry.came_late()
+            at, hint = "its prompt was being turned into tokens", f"shorten the prompt, or {more}"
+        elif not session.admitted.is_set():
             at, hint = f"it was waiting for room beside {self.scheduler.admission.crowd}", f"try again later, or {more}"
         elif session.decoding.tokens == 0:
             done = min(session.cached, session.prompt_tokens)

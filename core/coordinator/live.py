@@ -158,6 +158,7 @@ class Live:
             grammars=Grammars(loaded.tokenizer),
             supervisor=self._supervisor,
             scheduler=scheduler,
+            telemetry=self.telemetry,
             max_context=self._settings.max_context,
             speculates=self._settings.speculation,
         )

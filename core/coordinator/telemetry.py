@@ -113,6 +113,11 @@ class Telemetry:
         self._totals["requests"] += 1
         self.tell(session)
 
+    def came_late(self) -> None:
+        """A request's time was up before it was a session."""
+        self._totals["requests"] += 1
+        self._ended["deadline"] += 1
+
     def decoded(self, session: Session, tokens: int) -> None:
         """A step brought a session so many tokens."""
         clock = session.clock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from trio.testing import MockClock
 from core.errors import DeadlineExceeded
 from core.interfaces.engine import GenerationRequest
 from core.runtime.stage import Stage
+from core.runtime.tokenizer import Tokenizer
 from core.testing.cluster_in_memory import MemoryCluster, memory_cluster, pass_time
 
 SECONDS = 90
@@ -118,13 +120,32 @@ async def test_while_its_reader_does_not_read(
         await nothing_is_left(cluster, stages)
 
 
+async def test_while_its_prompt_becomes_tokens(model: Path, clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def encode(*_: Any) -> list[int]:
+        begun.set()
+        assert go_on.wait(SECONDS)
+        return [7]
+
+    async with ready_cluster(model) as cluster:
+        monkeypatch.setattr(Tokenizer, "encode", encode)
+        request = GenerationRequest("hello", deadline=trio.current_time() + MAX_TIME)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Bounded(cluster, request).run, "turned into tokens")
+            await cluster.until(lambda _: begun.is_set())
+            await pass_time(clock, MAX_TIME)
+        go_on.set()
+        assert cluster.coordinator.status().sessions == 0
+
+
 async def test_a_time_that_is_up_before_anything_runs(
     model: Path, prompt: tuple[int, ...], clock: MockClock, stages: list[Stage]
 ) -> None:
     async with ready_cluster(model) as cluster:
         request = bounded(prompt)
         await pass_time(clock, MAX_TIME)
-        await Bounded(cluster, request).run("waiting|0 of its")
+        await Bounded(cluster, request).run("turned into tokens")
         await nothing_is_left(cluster, stages)
 
 
