@@ -12,7 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core.coordinator.members import Member
 from core.coordinator.route import Hop, Route
-from core.errors import RouteError
+from core.errors import ProtocolError, RouteError
 from core.link import Link
 from core.protocol.codec import Packet
 from core.protocol.messages import (
@@ -60,6 +60,15 @@ async def test_an_answer_to_a_batch_that_was_never_sent_harms_nobody() -> None:
             await route.take(member, Packet(InferenceError(1, "I guess what comes"), request_id="1"))
             nursery.cancel_scope.cancel()
     assert route.under_way == 0
+
+
+async def test_only_the_last_hop_answers() -> None:
+    first, last = (cast(Member, SimpleNamespace(node_id=name, link=Empty())) for name in ("a", "b"))
+    route = Route(1, [Hop(first, range(1)), Hop(last, range(1, 2))])
+    await route.submit(BATCH)
+    with pytest.raises(ProtocolError, match="'a' sent a HIDDEN_STATE that is not its to send"):
+        await route.take(first, Packet(ANSWER, request_id="1"))
+    assert route.under_way == 1
 
 
 async def test_work_on_an_answer_begins_while_that_is_taken() -> None:
