@@ -79,7 +79,7 @@ class _Timing:
         first = self.first if self.first is not None else self.last
         span = self.last - first
         speed = f", {(self.tokens - 1) / span:.1f} tokens/s" if self.tokens > 1 and span > 0 else ""
-        return f"TTFT {first - self.asked:.2f} s, {counted(self.tokens, 'token')}{speed}"
+        return f"first token after {first - self.asked:.2f} s, {counted(self.tokens, 'token')}{speed}"
 
 
 async def _ask(server: Server, model: str, question: str) -> None:

@@ -19,7 +19,10 @@ _SIZE = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<number>\d{1,9}(?:\.\d{1,9})?)\s*
 def plan(
     model: ModelName,
     node: Annotated[
-        list[str], typer.Option(metavar="SIZE", help="A node's memory: 8gb, 500mb or name=24gb; once per node.")
+        list[str],
+        typer.Option(
+            metavar="SIZE", help="A node's memory: 8gb, 500mb or name=24gb; once per node. A tenth stays free."
+        ),
     ],
     revision: Revision = None,
     min_nodes: Annotated[int, typer.Option(help="Use at least so many nodes.", min=1)] = 1,
