@@ -110,7 +110,9 @@ def attempt(step: Callable[[], T]) -> T:
     except ConfigError:
         raise
     except Exception as error:
-        raise refusal(str(error).strip().partition("\n")[0] or type(error).__name__) from error
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        hint = "install a C++ compiler (g++, clang, or MSVC), and Triton for CUDA, or leave it out"
+        raise refusal(reason, hint) from error
 
 
 def keep_code_apart() -> None:
@@ -119,12 +121,8 @@ def keep_code_apart() -> None:
     os.environ.setdefault(CODE_CACHE, str(user_cache_path("core") / "compiled"))
 
 
-def refusal(reason: str) -> ConfigError:
-    return ConfigError(
-        "--compile can't be had",
-        reason,
-        "it needs a C++ compiler (g++, clang, or MSVC on Windows), and Triton for CUDA; or leave it out",
-    )
+def refusal(reason: str, hint: str = "leave it out") -> ConfigError:
+    return ConfigError("--compile can't be had", reason, hint)
 
 
 def refuse_without_compiler(device: torch.device) -> None:
