@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -10,8 +11,11 @@ PROTOCOL_VERSION = 1
 """Raised when a message changes in a way that an older peer would misread; peers must speak the same."""
 
 MAX_TEXT = 4096
-Name = Annotated[str, msgspec.Meta(max_length=256)]
-Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+_CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
+"""By which a text from elsewhere could steer the terminal that it is shown in."""
+_HARMLESS = rf"^[^{_CONTROLS}]*\Z"
+Name = Annotated[str, msgspec.Meta(max_length=256, pattern=_HARMLESS)]
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT, pattern=_HARMLESS)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Layer = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
@@ -27,7 +31,7 @@ Signature = Annotated[bytes, msgspec.Meta(min_length=8, max_length=256)]
 
 def clipped(text: object) -> str:
     """`text`, an error's for instance, as far as a `Text` field takes it."""
-    return str(text)[:MAX_TEXT]
+    return re.sub(f"[{_CONTROLS}]", "\N{REPLACEMENT CHARACTER}", str(text)[:MAX_TEXT])
 
 
 class Message(msgspec.Struct, frozen=True):
