@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
+from core.coordinator import local_nodes
 from core.coordinator.planning import USABLE
 from core.interfaces.planner import Plan, PlanRequest
 from core.plugins import PluginHost
@@ -91,3 +93,19 @@ async def test_local_nodes_compile_their_layers_where_that_was_asked_for(
         async with memory_cluster(model, min_nodes=1, local_nodes=1, compiles=compiles) as cluster:
             await cluster.until(lambda _: bool(commands))
     assert ("--compile" in commands[0]) is compiles
+
+
+async def test_a_process_that_cannot_be_started_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    tried: list[Sequence[str]] = []
+
+    async def fail(command: Sequence[str]) -> int:
+        tried.append(command)
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(local_nodes, "_run_to_its_end", fail)
+    with trio.move_on_after(2 * local_nodes.FIRST_WAIT_SECONDS):
+        await local_nodes.run_local_nodes(["local-1"], [])
+    assert len(tried) == 2
+    assert "local-1 can't be started: [Errno 11] Resource temporarily unavailable" in caplog.text
