@@ -35,7 +35,7 @@ TOLERANCE = {DType.FP32: 0.01, DType.FP16: 0.1, DType.BF16: 0.5}
 """In standard deviations of the logits."""
 OTHERS = ("gpt2", "bloom", "falcon", "cohere2", "gpt_neox", "granite", "mixtral", "deepseek_v3", "qwen3_next", "lfm2")
 """Families that transformers' own code computes."""
-PROMPT, STEPS = 20, 4
+PROMPT, FIRST, STEPS = 20, 12, 4
 BIG: dict[str, Any] = {
     "layers": 28,
     "hidden_size": 1536,
@@ -50,11 +50,11 @@ BIG: dict[str, Any] = {
 def logits(
     path: Path, precision: Precision, device: torch.device, plugins: PluginHost, *, compiles: bool = False
 ) -> Tensor:
-    """float32 [1 + STEPS, vocab] on the CPU: after a prompt, and after each of the tokens behind it."""
+    """float32 [2 + STEPS, vocab] on the CPU: after a prompt's first part and its rest, and each token behind it."""
     with Model.open(Source(str(path)), plugins) as model:
         whole = WholeModel(model, precision, device, compiles=compiles)
         tokens = made_up_prompt(model, PROMPT, STEPS)
-        given = [whole.logits(tokens, 0)]
+        given = [whole.logits(tokens[:FIRST], 0), whole.logits(tokens[FIRST:], FIRST)]
         given += [whole.logits([step], PROMPT + step) for step in range(STEPS)]
     return torch.cat([row.float().cpu() for row in given])
 
