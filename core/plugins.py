@@ -66,7 +66,8 @@ class Registry(Generic[T]):
         if name in self._items:
             return self._items[name]
         near = difflib.get_close_matches(name, self._items, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.names()) or 'none'}"
+        there_are = f"there are: {', '.join(self.names()) or 'none'}"
+        hint = f"did you mean {near[0]!r}?" if near and not self._broken else there_are
         raise PluginError(f"no {self.kind} named {name!r}", broken_causes(self._broken), hint)
 
 

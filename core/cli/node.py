@@ -133,7 +133,13 @@ class _Teller:
     def _say(self, activity: Activity) -> None:
         layers = f" layers [{activity.layers.start}, {activity.layers.stop})" if activity.layers else ""
         detail = f": {activity.detail}" if activity.detail and activity.state != "connecting" else ""
-        said = activity.detail if activity.state == "asking" else f"{activity.state}{layers}{detail}"
+        match activity.state:
+            case "asking":
+                said = activity.detail
+            case "waiting":
+                said = "waiting for a plan that gives this machine layers"
+            case state:
+                said = f"{state}{layers}{detail}"
         if said != self._said and (self._told or activity.state == "asking"):
             typer.echo(said)
         self._said = said

@@ -31,7 +31,7 @@ def top(
 ) -> None:
     """Show a running cluster, live. The API key, if it needs one, is taken from CORE_API_KEY."""
     if not once and not sys.stdout.isatty():
-        raise ConfigError("core top is for a terminal", "and its output goes elsewhere", "core top --once")
+        raise ConfigError("core top needs a terminal", "its output goes elsewhere", "core top --once ends by itself")
     run(partial(_watch, _address(url), once))
 
 

@@ -94,9 +94,12 @@ class Coordinator:
 
     def card(self) -> ModelCard:
         generator = self._open()
-        spec = generator.model.spec
         return ModelCard(
-            self.served_model, self.created, spec.context_length, spec.vocab_size, generator.tokenizer.chat_template
+            self.served_model,
+            self.created,
+            generator.context_length,
+            generator.model.spec.vocab_size,
+            generator.tokenizer.chat_template,
         )
 
     async def tokenize(self, prompt: str | Conversation) -> tuple[int, ...]:

@@ -119,7 +119,11 @@ class Generation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What the served model is. `context_length` in tokens; `chat_template` is its Jinja source, where it has one."""
+    """What the served model is. `chat_template` is its Jinja source, where it has one.
+
+    `context_length` is what prompt and completion may have together now, in tokens: as much as the model, the host's
+    options and the nodes' memory allow.
+    """
 
     name: str
     created: int

@@ -66,7 +66,8 @@ async def run_node(settings: NodeSettings, plugins: PluginHost, activity: Activi
 
 
 async def _stay_connected(node: Node, settings: NodeSettings, transport: Transport) -> None:
-    wait = FIRST_WAIT_SECONDS
+    """Tries again whenever it ends. A reason that goes on is logged once, and then for debugging alone."""
+    wait, told = FIRST_WAIT_SECONDS, ""
     while not node.duty.leaving:
         began = trio.current_time()
         try:
@@ -75,9 +76,16 @@ async def _stay_connected(node: Node, settings: NodeSettings, transport: Transpo
             if node.duty.leaving:
                 return
             if trio.current_time() - began > LONGEST_WAIT_SECONDS:
-                wait = FIRST_WAIT_SECONDS
-            _log.info("not connected: %s; trying again in %.2g s", error, wait)
-            node.activity.become("connecting", str(error))
+                wait, told = FIRST_WAIT_SECONDS, ""
+            reason = str(error)
+            _log.log(
+                logging.DEBUG if reason == told else logging.INFO,
+                "not connected: %s; trying again, at least every %g s",
+                reason,
+                LONGEST_WAIT_SECONDS,
+            )
+            told = reason
+            node.activity.become("connecting", reason)
         with trio.move_on_after(wait * random.uniform(0.5, 1.0)):
             await node.duty.wait_leave()
         wait = min(2 * wait, LONGEST_WAIT_SECONDS)

@@ -178,6 +178,7 @@ async def test_more_than_all_memory_holds_is_refused_with_what_there_is(model: P
             for node_id in ("a", "b"):
                 await cluster.start_node(node_id)
             await cluster.ready()
+            assert cluster.coordinator.card().context_length == 300
             with pytest.raises(Exception, match="maximum context length is 300 tokens"):
                 await cluster.text(LONG, 101)
             assert await cluster.text(LONG, 100)

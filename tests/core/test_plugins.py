@@ -306,6 +306,14 @@ def test_asking_for_a_near_name_suggests_it() -> None:
         host.planners.get("fare")
 
 
+def test_a_near_name_is_not_suggested_where_a_broken_plugin_may_have_had_the_asked_for_one(lay: Lay) -> None:
+    host = load(lay("plugin_sad", "raise RuntimeError('no licence')"))
+    host.register(plugin(core_planners=[Fair]), "good")
+    with pytest.raises(PluginError) as refusal:
+        host.planners.get("fare")
+    assert refusal.value.hint == "there are: fair"
+
+
 def test_asking_for_what_a_broken_plugin_may_have_added_says_why_it_is_missing(lay: Lay) -> None:
     host = load(lay("plugin_sad", "raise RuntimeError('no licence')"))
     with pytest.raises(PluginError) as refusal:

@@ -8,7 +8,10 @@ from msgspec import Struct
 
 
 class Model(Struct, kw_only=True):
-    """The model that the cluster serves. `max_model_len` is its context in tokens, null until the model is open."""
+    """The model that the cluster serves.
+
+    `max_model_len` is what prompt and answer may have together here, in tokens; null until the model is open.
+    """
 
     id: str
     object: Literal["model"] = "model"

@@ -59,7 +59,7 @@ class TokenizeBody(Fields, kw_only=True):
 
 
 class Tokenized(Struct):
-    """`max_model_len` is the model's context in tokens. `token_strs` is always null."""
+    """`max_model_len` is what prompt and answer may have together here, in tokens. `token_strs` is always null."""
 
     count: int
     max_model_len: int
