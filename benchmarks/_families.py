@@ -204,8 +204,8 @@ whose tiny model could not be made, or did not answer in time: they may work.
 {rows}
 
 Encoders, models with an encoder and a decoder, and models that read images or sounds are refused. Where transformers
-can run the text part of such a model by itself (qwen3_5, llama4), that part is served. Code that comes with a
-checkpoint is never run.
+can run the text part of such a model by itself (qwen3_5, llama4), that part is served. A model's code that
+comes with a checkpoint is never run.
 
 ## What differs from the families with an architecture of their own
 

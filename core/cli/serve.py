@@ -81,7 +81,7 @@ def serve(
     speculation: Annotated[
         bool, typer.Option(help="Guess from the text itself where that saves steps; never changes an answer.")
     ] = True,
-    trust_remote_code: Annotated[bool, typer.Option(help="Run code that the model's repo carries.")] = False,
+    trust_remote_code: Annotated[bool, typer.Option(help="Run tokenizer code that the model's repo carries.")] = False,
     hf_cache_dir: CacheDir = None,
     transport: TransportName = "trio-websocket",
     planner: PlannerName = "balanced",
