@@ -177,7 +177,7 @@ class Asks:
             assert isinstance(challenge, Challenge)
             proof = signature(self.identity, "node", challenge.nonce, self._listener)
             hello = {"certificate": self.identity.certificate, "signature": proof, "asks": commitment(self.nonce)}
-            await link.send(Hello(PROTOCOL_VERSION, "\x1b[2Jx y", **{**hello, **changed}))
+            await link.send(Hello(PROTOCOL_VERSION, "[2Jx y", **{**hello, **changed}))
             yield link, await first_message(link)
 
     @asynccontextmanager
