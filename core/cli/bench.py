@@ -63,14 +63,14 @@ def bench(
     from core.plugins import PluginHost
     from core.runtime.bench import WholeModel, made_up_prompt, refuse_too_large
     from core.runtime.compiled import refuse_without_compiler
-    from core.runtime.device import default_threads, pick
+    from core.runtime.device import pick, set_up_torch
     from core.runtime.model import Model, Precision
 
     plugins = PluginHost.installed()
     quantizer, moved_by, place = plugins.quantizers.get(quant), plugins.transports.get(transport), pick(device)
     compute = dtype or quantizer.compute
     precision = Precision(quantizer, compute, compute, keep_head)
-    torch.set_num_threads(threads or default_threads())
+    set_up_torch(threads)
     if compiles:
         refuse_without_compiler(place)
     with Model.open(Source(model, revision, hf_cache_dir), plugins) as opened:

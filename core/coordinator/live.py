@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import torch
 import trio
 
 from core.coordinator.admission import Admission
@@ -36,7 +35,7 @@ from core.plugins import PluginHost
 from core.protocol.codec import Packet
 from core.protocol.messages import PROTOCOL_VERSION, Leave
 from core.runtime.compute import ComputeThread, open_compute_thread
-from core.runtime.device import default_threads, free_memory, pick, torch_dtype
+from core.runtime.device import free_memory, pick, set_up_torch, torch_dtype
 from core.runtime.grammar import Grammars
 from core.runtime.manifest import Manifest
 from core.runtime.model import Model, Precision, choose_wire
@@ -126,7 +125,7 @@ class Live:
         # The checkpoint is closed after the thread has ended that reads it.
         with ExitStack() as stack:
             async with open_compute_thread("head") as compute:
-                await compute.run(torch.set_num_threads, settings.threads or default_threads())
+                await compute.run(set_up_torch, settings.threads)
                 self._note("opening the model")
                 model = await compute.run(stack.enter_context, Model.open(settings.source, self._plugins))
                 loaded = await compute.run(self._load, model)

@@ -7,7 +7,6 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import torch
 import trio
 
 from core.errors import ChannelClosed, ConfigError, ProtocolError, TrustError, sole_error
@@ -18,7 +17,7 @@ from core.node.settings import NodeSettings
 from core.node.state import Activity, Duty, Node
 from core.plugins import PluginHost
 from core.runtime.compute import open_compute_thread
-from core.runtime.device import default_threads, pick
+from core.runtime.device import pick, set_up_torch
 from core.trust.addresses import is_this_machine
 from core.trust.cluster import Cluster
 from core.trust.identity import Identity
@@ -46,7 +45,7 @@ async def run_node(settings: NodeSettings, plugins: PluginHost, activity: Activi
     device = pick(settings.device)
     transport = plugins.transports.get(settings.transport)
     async with open_compute_thread("stage") as compute:
-        await compute.run(torch.set_num_threads, settings.threads or default_threads())
+        await compute.run(set_up_torch, settings.threads)
         node = Node(
             node_id=settings.node_id,
             device=device,

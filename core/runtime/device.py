@@ -19,6 +19,8 @@ from core.interfaces.dtypes import DType
 
 T = TypeVar("T")
 _MANY_ROWS = 5
+_HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+"""What torch's CPU allocator looks for when it is first asked."""
 _TORCH = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16, DType.FP32: torch.float32}
 
 
@@ -168,6 +170,16 @@ def _best_of(call: Callable[[], object], tries: int = 5) -> float:
 def default_threads() -> int:
     """Compute threads where the user names none: the physical cores less one, which moves the messages."""
     return max(1, (psutil.cpu_count(logical=False) or os.cpu_count() or 2) - 1)
+
+
+def set_up_torch(threads: int | None) -> None:
+    """For this process, before its first tensor: how many compute threads (None: the default), and huge pages.
+
+    With those Linux backs blocks of 2 MB and more by pages of that size, not of 4 KB. Weights load up to three times as
+    fast then, for most of that time went into page faults.
+    """
+    os.environ.setdefault(_HUGE_PAGES, "1")
+    torch.set_num_threads(threads or default_threads())
 
 
 def _system_free() -> int:

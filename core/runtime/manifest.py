@@ -6,7 +6,7 @@ open, and an ASSIGNMENT carries what the node has to prove for its own layers:
 - config, tokenizer and chat template: those of the files that are on the node's machine; and of each file of weights
   what lies between its tensors (a header; in a GGUF file, config and tokenizer too);
 - a digest per layer, of its tensors' digests. The node hashes each tensor when it has just been read for loading, in
-  a second thread: it reads nothing but its own layers, and nothing twice from the disk;
+  other threads: it reads nothing but its own layers, and nothing twice from the disk;
 - of a hub's files that neither side has hashed, the SHA-256 that the hub states. So the coordinator need not have the
   weights. The node hashes such a file whole, and once: it was brought here for the layers that it holds.
 
@@ -17,17 +17,20 @@ Whoever needs to know which tensor differs compares what `core manifest` says on
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+
 from core.interfaces.checkpoint import Checkpoint, Progress, TensorInfo
 from core.runtime.digests import FileDigest, digest_file, digest_rest, digest_tensor
 from core.runtime.model import Model
 
+HASHING_THREADS = 4
 SHA256_OF_NOTHING = hashlib.sha256().hexdigest()
 
 
@@ -167,15 +170,19 @@ def other_file(model: Model, layers: range, proof: Proof, progress: Progress | N
 
 
 class Prover:
-    """Hashes the tensors of `layers` while they are loaded, one behind the loader at most, in a thread of its own."""
+    """Hashes the tensors of `layers` while they are loaded, in as many threads as torch computes with, up to four.
+
+    It is one tensor per thread behind the loader at most, so that what it reads is still in memory.
+    """
 
     def __init__(self, model: Model, layers: range, proof: Proof) -> None:
         self._model = model
         self._expected = {layer: digest for layer, digest in zip(layers, proof.layers, strict=True) if digest}
         self._wanted = {name for layer in self._expected for name in _names(model, layer)}
         self._sha256: dict[str, str] = {}
-        self._pool = ThreadPoolExecutor(1, "prover")
-        self._last: Future[None] | None = None
+        self._threads = min(torch.get_num_threads(), HASHING_THREADS)
+        self._pool = ThreadPoolExecutor(self._threads, "prover")
+        self._begun: deque[Future[None]] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -186,15 +193,15 @@ class Prover:
         self._pool.shutdown()
 
     def seen(self, name: str) -> None:
-        """The tensor has just been read. Raises CheckpointError where the one before can't be read again."""
+        """The tensor has just been read. Raises CheckpointError where one before it can't be read again."""
         if name in self._wanted:
             self._wanted.remove(name)
-            self._wait()
-            self._last = self._pool.submit(self._hash, name)
+            self._wait(self._threads - 1)
+            self._begun.append(self._pool.submit(self._hash, name))
 
     def other_layer(self) -> str:
         """Which layer of this machine's copy is not as the proof says; empty where all are."""
-        self._wait()
+        self._wait(0)
         for name in self._wanted:
             self._hash(name)
         tensors = self._model.checkpoint.tensors
@@ -204,9 +211,10 @@ class Prover:
                 return f"layer {layer}, in {' and '.join(files)}, has other bytes"
         return ""
 
-    def _wait(self) -> None:
-        if self._last is not None:
-            self._last.result()
+    def _wait(self, begun: int) -> None:
+        """Until no more than so many are at work or wait for it."""
+        while len(self._begun) > begun:
+            self._begun.popleft().result()
 
     def _hash(self, name: str) -> None:
         info = self._model.checkpoint.tensors[name]

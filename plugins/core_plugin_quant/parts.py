@@ -10,7 +10,10 @@ from core.blocks import fast_dtype
 ALIGNMENT = 64
 """Rows that lie together in every layout: parts are multiples of it."""
 
-_PACKED_AT_ONCE = 1 << 20
+_PACKED_AT_ONCE = {"cpu": 1 << 17}
+_PACKED_AT_ONCE_ON_OTHERS = 1 << 20
+"""Values: on a CPU what fits its cache in float32, and is no block that the system has to give anew each time."""
+
 _PART = {"cpu": 1 << 19}
 _PART_ON_OTHERS = 1 << 25
 """Values in a part: what a CPU's cache holds, and what keeps a GPU busy."""
@@ -34,7 +37,8 @@ def parts(rows: int, columns: int, values: int) -> Iterator[slice]:
 
 def quantised_parts(weight: Tensor, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
     """The weight in float32 on `device`, a few rows at a time, so that packing holds little beside what it packs."""
-    for part in parts(len(weight), weight.shape[1], _PACKED_AT_ONCE):
+    values = _PACKED_AT_ONCE.get(device.type, _PACKED_AT_ONCE_ON_OTHERS)
+    for part in parts(len(weight), weight.shape[1], values):
         yield part, weight[part].to(device).float()
 
 
