@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import psutil, resource, threading, torch
 from core.runtime.memory import large_blocks_returned
@@ -53,3 +55,23 @@ def test_blocks_are_returned_while_weights_are_loaded_and_kept_afterwards() -> N
     assert returned >= 15
     if sys.platform == "linux" and mapped >= 500:
         assert kept < mapped / 4
+
+
+HUGE_PAGES = """
+import re, torch
+from pathlib import Path
+from core.runtime.device import set_up_torch
+
+set_up_torch(threads=1)
+block = torch.ones(8 << 20, dtype=torch.uint8)
+mappings = Path("/proc/self/smaps").read_text().split("VmFlags:")[1:]
+print(torch.get_num_threads(), any("hg" in flags.split("\\n")[0].split() for flags in mappings))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="huge pages are asked for on Linux alone")
+def test_large_blocks_ask_for_huge_pages() -> None:
+    command = [sys.executable, "-c", HUGE_PAGES]
+    unset = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=unset)
+    assert done.stdout.split() == ["1", "True"], done.stderr
