@@ -118,6 +118,7 @@ class DecoderStack:
     def __init__(self, layers: Sequence[DecoderLayer], rotaries: Sequence[RotaryEmbedding]) -> None:
         self.layers = layers
         self.rotaries = rotaries
+        self._distinct = tuple(dict.fromkeys(rotaries))
         self.dtype = layers[0].norms[0].dtype
 
     def __call__(self, hidden: Tensor, batch: Batch) -> Tensor:
@@ -127,5 +128,5 @@ class DecoderStack:
 
     def encode(self, positions: Tensor) -> list[Rotation]:
         """Each layer's rotation, computed once for all that share it."""
-        rotations = {rotary: rotary(positions, self.dtype) for rotary in dict.fromkeys(self.rotaries)}
+        rotations = {rotary: rotary(positions, self.dtype) for rotary in self._distinct}
         return [rotations[rotary] for rotary in self.rotaries]

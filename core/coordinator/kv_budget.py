@@ -83,7 +83,9 @@ class KVBudget:
         """The kept caches with the longest beginning in common with `tokens`, and how long that is."""
         head = tuple(tokens[:WORTH_KEEPING])
         candidates = [kept for kept in self._kept if kept.head == head]
-        wanted = torch.tensor(tokens if candidates else ())
+        if not candidates:
+            return None, 0
+        wanted = torch.tensor(tokens)
         best, length = None, 0
         for kept in candidates:
             if (common := common_prefix(kept.tokens, wanted)) >= length:
