@@ -1,13 +1,17 @@
-"""Which nodes, and which layers on each: both found by dynamic programming over contiguous ranges, so exactly."""
+"""Which nodes, and which layers on each; and the reasons.
+
+Plans that are not made in haste are found by dynamic programming over contiguous ranges, so exactly.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import ClassVar
 
-from core import Candidate, Plan, PlanError, Planner, PlanRequest, StagePlan
+from core import Plan, PlanError, Planner, PlanRequest, StagePlan
+from core_plugin_planner.costs import NodeCosts, best_borders, pinned_weights
+from core_plugin_planner.hasty import Path, hasty_stages
 
 Choice = tuple[int, tuple[int, ...]]
 """Nodes that hold some layers: their memory in all, and their negated indices. The greatest choice is the best."""
@@ -20,21 +24,25 @@ class BalancedPlanner(Planner):
 
     Among equals those that joined earlier. The stages follow the order of joining, and are split where the fullest
     node, in bytes per byte of memory, is least full; then the next fullest, and so on.
+
+    In haste, where something is held, as few bytes to load as can be; of these plans as few stages, then those that are
+    split as above, then without those that joined last. The stages are in whichever order serves that.
     """
 
     name: ClassVar[str] = "balanced"
 
     def plan(self, request: PlanRequest) -> Plan:
         _refuse_impossible_counts(request)
-        offsets = [0, *accumulate(request.layer_bytes)]
-        chosen = _choose(request, offsets)
-        nodes = [request.candidates[index] for index in chosen]
-        borders = _balanced_borders(offsets, [node.memory for node in nodes])
+        costs = [NodeCosts.of(node, request) for node in request.candidates]
+        path = _path(request, costs)
+        starts = (0, *(end for _, end in path))
         stages = tuple(
-            StagePlan(node.node_id, start, end, offsets[end] - offsets[start])
-            for node, (start, end) in zip(nodes, pairwise(borders), strict=True)
+            StagePlan(
+                request.candidates[index].node_id, start, end, costs[index].takes[end] - costs[index].takes[start]
+            )
+            for start, (index, end) in zip(starts, path, strict=False)
         )
-        return Plan(stages, _left_out(request, chosen))
+        return Plan(stages, _left_out(request, costs, [index for index, _ in path]))
 
 
 def _refuse_impossible_counts(request: PlanRequest) -> None:
@@ -57,35 +65,40 @@ def _refuse_impossible_counts(request: PlanRequest) -> None:
             "too few nodes",
             f"{_nodes(needed)} needed, {there} there",
             "let more nodes join, or ask for fewer",
-            missing_bytes=max(0, total - offered),
+            missing_bytes=max(0, total - offered - _kept(request)),
         )
 
 
-def _choose(request: PlanRequest, offsets: Sequence[int]) -> list[int]:
+def _path(request: PlanRequest, costs: Sequence[NodeCosts]) -> Path:
+    most = len(request.layer_bytes) if request.max_stages is None else min(request.max_stages, len(request.layer_bytes))
+    if request.in_haste and any(node.held for node in costs) and (hasty := hasty_stages(request, costs, most)):
+        return hasty
+    chosen = _choose(request, costs, most)
+    return tuple(zip(chosen, best_borders([costs[index] for index in chosen])[1:], strict=True))
+
+
+def _choose(request: PlanRequest, costs: Sequence[NodeCosts], most: int) -> list[int]:
     """The indices of the nodes to use, ascending. Raises PlanError where no choice holds the layers."""
-    layers = len(request.layer_bytes)
-    most = layers if request.max_stages is None else min(request.max_stages, layers)
     rows: list[list[Choice]] = []
-    for count, row in enumerate(_best_choices(offsets, [node.memory for node in request.candidates])):
+    for count, row in enumerate(_best_choices(costs, len(request.layer_bytes))):
         if count > most:
             break
         if count >= request.min_stages and row[-1] != _NO_CHOICE:
             return [-index for index in row[-1][1]]
         rows.append(row)
-    raise _does_not_fit(request, offsets, rows, most)
+    raise _does_not_fit(request, rows, most)
 
 
-def _best_choices(offsets: Sequence[int], memories: Sequence[int]) -> Iterator[list[Choice]]:
+def _best_choices(costs: Sequence[NodeCosts], layers: int) -> Iterator[list[Choice]]:
     """For each number of nodes from 0 on: the best choice of so many that holds the first n layers, by n."""
-    layers = len(offsets) - 1
-    fewer: list[list[Choice]] = [[(0, ()), *[_NO_CHOICE] * layers] for _ in range(len(memories) + 1)]
+    fewer: list[list[Choice]] = [[(0, ()), *[_NO_CHOICE] * layers] for _ in range(len(costs) + 1)]
     yield fewer[-1]
-    for _ in memories:
+    for _ in costs:
         among: list[list[Choice]] = [[_NO_CHOICE] * (layers + 1)]
-        for index, memory in enumerate(memories):
-            starts = [bisect_left(offsets, offset - memory) for offset in offsets]
+        for index, node in enumerate(costs):
+            starts = [node.first(end) for end in range(layers + 1)]
             before = [max(fewer[index][start:end], default=_NO_CHOICE) for end, start in enumerate(starts)]
-            among.append([max(*pair) for pair in zip(among[index], _joined(before, index, memory), strict=True)])
+            among.append([max(*pair) for pair in zip(among[index], _joined(before, index, node.memory), strict=True)])
         fewer = among
         yield fewer[-1]
 
@@ -94,40 +107,27 @@ def _joined(choices: Sequence[Choice], index: int, memory: int) -> list[Choice]:
     return [choice if choice == _NO_CHOICE else (choice[0] + memory, (*choice[1], -index)) for choice in choices]
 
 
-def _balanced_borders(offsets: Sequence[int], memories: Sequence[int]) -> tuple[int, ...]:
-    """The layer at which each stage starts, and the end, so that the fills, fullest first, are least."""
-    layers = len(offsets) - 1
-    best: list[tuple[tuple[float, ...], tuple[int, ...]] | None] = [None] * layers + [((), (layers,))]
-    for memory in reversed(memories):
-        following, best = best, []
-        for start in range(layers + 1):
-            furthest = bisect_right(offsets, offsets[start] + memory) - 1
-            splits = []
-            for end in range(start + 1, furthest + 1):
-                if (rest := following[end]) is not None:
-                    fill = (offsets[end] - offsets[start]) / memory
-                    splits.append((tuple(sorted((fill, *rest[0]), reverse=True)), (start, *rest[1])))
-            best.append(min(splits, default=None))
-    assert best[0] is not None, "the nodes were chosen because they hold the layers"
-    return best[0][1]
-
-
-def _does_not_fit(
-    request: PlanRequest, offsets: Sequence[int], rows: Sequence[Sequence[Choice]], most: int
-) -> PlanError:
+def _does_not_fit(request: PlanRequest, rows: Sequence[Sequence[Choice]], most: int) -> PlanError:
+    offsets = [0, *accumulate(request.layer_bytes)]
     more, missing = _missing(offsets, rows, request.min_stages, most)
-    total, offered = offsets[-1], sum(node.memory for node in request.candidates)
+    total, offered, kept = offsets[-1], sum(node.memory for node in request.candidates), _kept(request)
     count = len(request.candidates)
     there = f"{_nodes(count)} {'offers' if count == 1 else 'offer'}"
+    beside = f", beside {_at_most(kept)} of their weights that are held already" if kept else ""
     limits = f"; {request.min_stages} or more must each hold a layer" if request.min_stages > 1 else ""
     if request.max_stages is not None:
         limits += f"; at most {request.max_stages} may be used"
     return PlanError(
         "the model does not fit",
-        f"its layers take {_at_least(total)}, and {there} {_at_most(offered)} in all{limits}",
+        f"its layers take {_at_least(total)}, and {there} {_at_most(offered)} in all{beside}{limits}",
         f"add {_nodes(more)} with {_at_least(missing)} to offer, or choose a smaller model or a stronger quantization",
         missing_bytes=missing,
     )
+
+
+def _kept(request: PlanRequest) -> int:
+    """The weights of the layers that are pinned anywhere: no plan needs memory for these."""
+    return sum(pinned_weights(request, frozenset[int]().union(*(node.pinned for node in request.candidates))))
 
 
 def _missing(offsets: Sequence[int], rows: Sequence[Sequence[Choice]], fewest: int, most: int) -> tuple[int, int]:
@@ -145,13 +145,14 @@ def _missing(offsets: Sequence[int], rows: Sequence[Sequence[Choice]], fewest: i
     raise AssertionError("as many further nodes as stages hold any model")
 
 
-def _left_out(request: PlanRequest, chosen: Sequence[int]) -> tuple[tuple[str, str], ...]:
-    unused = (node for index, node in enumerate(request.candidates) if index not in chosen)
+def _left_out(request: PlanRequest, costs: Sequence[NodeCosts], chosen: Sequence[int]) -> tuple[tuple[str, str], ...]:
     full = len(chosen) == request.max_stages
-    return tuple((node.node_id, _reason(node, min(request.layer_bytes), full)) for node in unused)
+    unused = [(node.node_id, costs[index]) for index, node in enumerate(request.candidates) if index not in chosen]
+    return tuple((node_id, _reason(node, full)) for node_id, node in unused)
 
 
-def _reason(node: Candidate, smallest_layer: int, full: bool) -> str:
+def _reason(node: NodeCosts, full: bool) -> str:
+    smallest_layer = min(end - start for start, end in pairwise(node.takes))
     if node.memory < smallest_layer:
         return f"too small: even one layer takes {_at_least(smallest_layer)} and it offers {_at_most(node.memory)}"
     if full:

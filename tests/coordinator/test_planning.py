@@ -42,6 +42,7 @@ def test_each_layer_once_in_order_is_a_plan(planner: Fixed) -> None:
         (Fixed(("a", 0, 3), ("c", 3, 6)), "'c' is no candidate"),
         (Fixed(("a", 0, 6), left_out="c"), "'c' is no candidate"),
         (Fixed(("a", 0, 6), left_out="a"), "'a' is used twice"),
+        (Fixed(("a", 0, 6.0)), "'a' is given layers [0, 6.0), which are no whole numbers"),  # type: ignore[arg-type]
     ],
 )
 def test_anything_else_is_refused(planner: Fixed, fault: str) -> None:
@@ -53,6 +54,16 @@ def test_anything_else_is_refused(planner: Fixed, fault: str) -> None:
 def test_what_is_no_plan_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fixed, "plan", lambda *_: None)
     with pytest.raises(PlanError, match="it is None, and no Plan"):
+        planned(Fixed(), REQUEST)
+
+
+@pytest.mark.parametrize("failure", [KeyError("a"), SystemExit(3)], ids=repr)
+def test_whatever_a_planner_raises_is_no_plan(failure: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Plan:
+        raise failure
+
+    monkeypatch.setattr(Fixed, "plan", fail)
+    with pytest.raises(PlanError, match="the planner 'fixed' failed"):
         planned(Fixed(), REQUEST)
 
 

@@ -1,4 +1,4 @@
-"""What every plugin of a kind must do, as tests: an author subclasses the contract and gives it the plugin."""
+"""The contract of transports."""
 
 from __future__ import annotations
 
