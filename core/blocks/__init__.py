@@ -15,9 +15,11 @@ from core.blocks.norm import RMSNorm, UnitOffsetRMSNorm
 from core.blocks.rope import RotaryEmbedding, Rotation
 from core.blocks.shape import DecoderShape
 from core.runtime.device import fast_dtype
+from core.runtime.kernel_choice import TOLERANCE, Kernel, Kernels, Product, choose_kernels, normal, timed
 from core.runtime.plain import Plain, PlainLinear, multiply
 
 __all__ = [
+    "TOLERANCE",
     "Attention",
     "DecoderArchitecture",
     "DecoderEnds",
@@ -25,19 +27,25 @@ __all__ = [
     "DecoderShape",
     "DecoderStack",
     "GatedMLP",
+    "Kernel",
+    "Kernels",
     "Plain",
     "PlainLinear",
     "PostNormLayer",
+    "Product",
     "RMSNorm",
     "RotaryEmbedding",
     "Rotation",
     "UnitOffsetRMSNorm",
+    "choose_kernels",
     "fast_dtype",
     "gelu_tanh",
     "head_dim",
     "layer_windows",
     "linear_tensors",
     "multiply",
+    "normal",
     "refuse_unless",
     "required",
+    "timed",
 ]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from core.interfaces.transport import Channel, Transport
     from core.protocol.codec import Packet
     from core.runtime.bench import Profile
+    from core.runtime.kernel_choice import Choice
     from core.runtime.model import Model, Precision
 
 _DIAL_SECONDS = 5.0
@@ -64,6 +65,7 @@ def bench(
     from core.runtime.bench import WholeModel, made_up_prompt, refuse_too_large
     from core.runtime.compiled import refuse_without_compiler
     from core.runtime.device import pick, set_up_torch
+    from core.runtime.kernel_choice import CHOOSER
     from core.runtime.model import Model, Precision
 
     plugins = PluginHost.installed()
@@ -94,6 +96,8 @@ def bench(
         packet = _decode_message(hidden_size, precision)
         typer.echo()
         output().print(_table(found, _codec_seconds(packet), trio.run(_round_trip, moved_by, packet)))
+        typer.echo()
+        output().print(_kernel_table(CHOOSER.choices()))
 
 
 def _fetch(model: Model) -> None:
@@ -115,7 +119,8 @@ def _decode_message(hidden_size: int, precision: Precision) -> Packet:
     import torch
 
     from core.protocol.codec import Packet
-    from core.protocol.messages import RunDecode, Segment
+    from core.protocol.fields import Segment
+    from core.protocol.messages import RunDecode
     from core.protocol.tensors import to_wire
 
     hidden = to_wire(torch.zeros(1, hidden_size, dtype=precision.residual), precision.residual)
@@ -182,4 +187,17 @@ def _table(profile: Profile, codec: float, round_trip: float) -> Table:
     shown.add_section()
     row("codec", codec, "not in a token here: a decode message encoded and decoded")
     row("link", round_trip, "not in a token here: such a message to the other end of a link on this machine and back")
+    return shown
+
+
+def _kernel_table(choices: Sequence[Choice]) -> Table:
+    """What multiplies, by the number of rows, with the times that say why: those of the most rows in a line."""
+    shown = table("weight", "rows", "multiplied by", "ms", "the others", right=("rows", "ms"))
+    for choice in choices:
+        weight = str(choice.product)
+        for name, rows in choice.kernels.ranges():
+            times = choice.kernels.times[rows[-1]]
+            others = ", ".join(f"{other} {1e3 * spent:.3f}" for other, spent in times.items() if other != name)
+            shown.add_row(weight, f"{rows[0]}-{rows[-1]}", name, f"{1e3 * times[name]:.3f}" if times else "", others)
+            weight = ""
     return shown

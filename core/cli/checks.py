@@ -65,7 +65,7 @@ def devices() -> Iterator[Finding]:
 
 
 def quantizers() -> Iterator[Finding]:
-    """What multiplies packed weights on each device: a quantizer's report, where it has one."""
+    """What multiplies weights on each device: a quantizer's report, where it has one."""
     import torch
 
     from core.plugins import PluginHost

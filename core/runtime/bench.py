@@ -17,10 +17,22 @@ from core.runtime.compiled import Opaque, compile_stage
 from core.runtime.device import free_memory, synchronize, torch_dtype
 from core.runtime.kv_cache import capacity
 from core.runtime.model import Model, Precision
-from core.runtime.sampling import Sampler, SamplingParams, choose, require_finite
+from core.runtime.sampling import Sampler, choose, require_finite
+from core.runtime.sampling_params import SamplingParams
 
 KINDS: dict[str, tuple[str, ...]] = {
-    "linear": ("linear", "mm", "addmm", "matmul", "bmm", "baddbmm", "mkldnn::_linear", "_weight_int", "embedding"),
+    "linear": (
+        "linear",
+        "mm",
+        "addmm",
+        "matmul",
+        "bmm",
+        "baddbmm",
+        "mkldnn::_linear",
+        "_weight_int",
+        "_int_mm",
+        "embedding",
+    ),
     "attention": ("scaled_dot_product", "_scaled_dot_product", "_flash_attention", "_efficient_attention", "_softmax"),
     "norm": ("rms_norm", "_fused_rms_norm", "native_layer_norm", "rsqrt", "pow", "mean"),
     "rope": ("cos", "sin", "cat", "addcmul"),

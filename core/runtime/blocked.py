@@ -1,4 +1,4 @@
-"""Weights in the order in which oneDNN's kernels read them: on an x86 CPU about twice as fast as row by row."""
+"""Weights in the order in which oneDNN's kernels read them: on many x86 CPUs twice as fast as row by row."""
 
 from __future__ import annotations
 
@@ -10,21 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_LEAST_BYTES = 1 << 19
-"""A smaller weight is read in less than a call into oneDNN costs."""
 _PART_VALUES = 1 << 20
 _PART_ROWS = 64
 """A table's parts are of about so many values, and of a multiple of so many rows."""
 
 
-def blocked(weight: Tensor) -> Tensor | None:
-    """`weight` [out_features, in_features] reordered; None where that isn't faster, or would take more memory."""
-    return _reordered(weight) if _gains(weight) else None
-
-
 class BlockedLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """`weight` is one that `blocked` gave."""
+        """`weight` is one that `reordered` gave."""
         self.weight = weight
         self.bias = bias
 
@@ -33,7 +26,7 @@ class BlockedLinear:
         return self.weight.nbytes + (self.bias.nbytes if self.bias is not None else 0)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return _multiply(x, self.weight, self.bias)
+        return multiply_blocked(x, self.weight, self.bias)
 
 
 class BlockedTable:
@@ -45,20 +38,18 @@ class BlockedTable:
 
     @classmethod
     def of(cls, weight: Tensor) -> BlockedTable | None:
-        """None where that isn't faster, or would take more memory."""
-        if not _gains(weight):
-            return None
+        """None where that would take more memory."""
         step = max(1, _PART_VALUES // (weight.shape[1] * _PART_ROWS)) * _PART_ROWS
         parts = []
         for rows in torch.split(weight, step):
-            part = _reordered(rows)
+            part = reordered(rows)
             if part is None:
                 return None
             parts.append(part)
         return cls(parts)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.cat([_multiply(x, part, None) for part in self.parts], dim=1)
+        return torch.cat([multiply_blocked(x, part) for part in self.parts], dim=1)
 
     def rows(self, ids: Tensor) -> Tensor:
         part, inside = ids // len(self.parts[0]), ids % len(self.parts[0])
@@ -69,27 +60,24 @@ class BlockedTable:
         return found
 
 
-def _gains(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.nbytes >= _LEAST_BYTES and _works(weight.dtype)
+def reordered(weight: Tensor) -> Tensor | None:
+    """`weight` [out_features, in_features] in that order; None where it would take more memory."""
+    result = reorder(weight)
+    return result if torch.ops.mkldnn._nbytes(result) == weight.nbytes else None
 
 
-def _reordered(weight: Tensor) -> Tensor | None:
-    reordered = _reorder(weight)
-    return reordered if torch.ops.mkldnn._nbytes(reordered) == weight.nbytes else None
+def reorder(weight: Tensor) -> Tensor:
+    result: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    return result
 
 
-def _reorder(weight: Tensor) -> Tensor:
-    reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-    return reordered
-
-
-def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def multiply_blocked(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     y: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return y
 
 
 @cache
-def _works(dtype: torch.dtype) -> bool:
+def works(dtype: torch.dtype) -> bool:
     """Whether this build of torch on this CPU has such kernels for `dtype`, and they are right."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return False
@@ -97,7 +85,7 @@ def _works(dtype: torch.dtype) -> bool:
     random = torch.randn(66, 64, generator=generator, dtype=torch.float32).to(dtype)
     weight, x = random[:64], random[64:]
     try:
-        product = _multiply(x, _reorder(weight), None)
+        product = multiply_blocked(x, reorder(weight))
     # A kernel that isn't built, or doesn't know the dtype, says so in any of these ways.
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return False

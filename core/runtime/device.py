@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ T = TypeVar("T")
 _MANY_ROWS = 5
 _HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 """What torch's CPU allocator looks for when it is first asked."""
+_RECORDING = threading.Lock()
+"""Held while a device's work is recorded: memory can't be given back meanwhile."""
 _TORCH = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16, DType.FP32: torch.float32}
 
 
@@ -82,7 +85,8 @@ def give_back_memory(device: torch.device) -> None:
     """Returns to the system what nothing uses any more: what lies in cycles, and what torch's allocator keeps."""
     gc.collect()
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        with _RECORDING:
+            torch.cuda.empty_cache()
     elif device.type == "mps":
         torch.mps.empty_cache()
 
@@ -105,7 +109,7 @@ class Recorder:
         It is called once before, since what is set up at a first call can't be recorded.
         """
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device):
+        with _RECORDING, torch.cuda.device(self._device):
             synchronize(self._device)
             with torch.cuda.stream(self._stream):
                 call()
@@ -132,8 +136,8 @@ def refuse_dtype(device: torch.device, dtype: DType) -> str | None:
 
 
 def fast_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """What is best computed in where `dtype` is asked for, of operands that are converted, or dequantised, anyway."""
-    return torch.float32 if dtype is torch.float16 and _converts_faster(device.type) else dtype
+    """What attention is best computed in where `dtype` is asked for, and a product of what is dequantised anyway."""
+    return torch.float32 if dtype is torch.float16 and _converts_faster(device.type, dtype) else dtype
 
 
 def matmul_dtype(device: torch.device, dtype: torch.dtype, rows: int) -> torch.dtype:
@@ -141,20 +145,20 @@ def matmul_dtype(device: torch.device, dtype: torch.dtype, rows: int) -> torch.d
 
     A few rows are bound by reading the weight, which a conversion would read and write once more.
     """
-    return fast_dtype(device, dtype) if rows >= _MANY_ROWS else dtype
+    return torch.float32 if rows >= _MANY_ROWS and _converts_faster(device.type, dtype) else dtype
 
 
 @cache
-def _converts_faster(device_type: str) -> bool:
-    """Whether fp16 products are slower than converting to fp32 and back: so on a CPU without fp16 arithmetic.
+def _converts_faster(device_type: str, dtype: torch.dtype) -> bool:
+    """Whether products in `dtype` are slower than converting to fp32 and back: so on a CPU without its arithmetic.
 
     Found by trying: with AVX-512 but no fp16 instructions, 4 times slower from 16 rows on, and so is attention.
     """
-    if device_type != "cpu":
+    if device_type != "cpu" or dtype is torch.float32:
         return False
-    x, weight = torch.ones(2 * _MANY_ROWS, 512, dtype=torch.float16), torch.ones(512, 512, dtype=torch.float16)
+    x, weight = torch.ones(2 * _MANY_ROWS, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
     native = _best_of(lambda: x @ weight)
-    converted = _best_of(lambda: (x.float() @ weight.float()).half())
+    converted = _best_of(lambda: (x.float() @ weight.float()).to(dtype))
     return converted < native
 
 

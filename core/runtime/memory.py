@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h."""
@@ -13,6 +13,7 @@ _LARGE = 1 << 20
 _LARGEST = 32 << 20
 """The highest bound that glibc takes."""
 _KEPT = 64 << 20
+_mapped = _LARGEST
 
 
 @contextmanager
@@ -24,11 +25,25 @@ def large_blocks_returned() -> Iterator[None]:
     such blocks for the next that are asked for: a batch asks for the same few each time, and every page of one that
     is mapped anew faults again. Other C libraries return large blocks in any case.
     """
-    _set_bounds(_LARGE)
+    with _mapped_from(_LARGE):
+        yield
+
+
+def large_blocks_kept() -> AbstractContextManager[None]:
+    """While kernels are timed as weights are loaded: as it is afterwards."""
+    return _mapped_from(_LARGEST)
+
+
+@contextmanager
+def _mapped_from(size: int) -> Iterator[None]:
+    global _mapped
+    before, _mapped = _mapped, size
+    _set_bounds(_mapped)
     try:
         yield
     finally:
-        _set_bounds(_LARGEST)
+        _mapped = before
+        _set_bounds(_mapped)
 
 
 def _set_bounds(mapped: int) -> None:

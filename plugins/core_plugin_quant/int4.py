@@ -6,16 +6,17 @@ What is stored for a weight [out_features, in_features]:
 - scale and zero point of each group, [in_features / group, out_features, 2], in the compute dtype.
 """
 
+import math
 from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from core import ConfigError, DType, Quantizer
+from core.blocks import Kernel, Kernels, Product, choose_kernels, normal, timed
 from core_plugin_quant.layout import Blocks, Layout, Rows
-from core_plugin_quant.parts import multiply_parts, quantised_parts, suits_kernel
-from core_plugin_quant.probe import is_better, sample
-from core_plugin_quant.report import describe
+from core_plugin_quant.parts import dequantised_parts, quantised_parts
+from core_plugin_quant.report import describe, wide_dtypes
 
 GROUPS = (128, 64, 32, 16)
 NARROW = 2048
@@ -25,14 +26,16 @@ _KERNEL_LAYOUTS = {"cpu": (Blocks(64), Blocks(32))}
 
 
 class Int4Linear:
-    """`values` in the order of `layout`; `kernel` says that torch's kernel reads it."""
+    """`values` in the order of `layout`."""
 
-    def __init__(self, values: Tensor, scales: Tensor, bias: Tensor | None, layout: Layout, *, kernel: bool) -> None:
+    def __init__(
+        self, values: Tensor, scales: Tensor, bias: Tensor | None, layout: Layout, kernels: Kernels["Int4Linear"]
+    ) -> None:
         self.values = values
         self.scales = scales
         self.bias = bias
         self.layout = layout
-        self.kernel = kernel
+        self.kernels = kernels
         groups, self.out_features, _ = scales.shape
         self.in_features = 2 * values.numel() // self.out_features
         self.group = self.in_features // groups
@@ -42,23 +45,21 @@ class Int4Linear:
         return self.values.nbytes + self.scales.nbytes + (self.bias.nbytes if self.bias is not None else 0)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.kernel and suits_kernel(x):
-            packed = self.values.view(self.out_features, self.in_features // 2)
-            y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, self.group, self.scales)
-            return y if self.bias is None else y.add_(self.bias)
-        return multiply_parts(x, (self.out_features, self.in_features), self._dequantise, self.bias)
+        y = self.kernels(self, x)
+        return y if self.bias is None else y.add_(self.bias)
 
     def rows(self, ids: Tensor) -> Tensor:
         values = self.layout.rows(self.values, ids).float().view(len(ids), -1, self.group)
         scale, zero = self.scales[:, ids].float().permute(2, 1, 0).unsqueeze(-1)
         return values.mul_(scale).add_(zero - 8 * scale).view(len(ids), -1).to(self.scales.dtype)
 
-    def _dequantise(self, part: slice) -> Tensor:
+    def dequantise(self, part: slice) -> Tensor:
+        """The rows `part` in float32, transposed, in blocks: [blocks, in_features, rows of a block]."""
         values = self.layout.unpack(self.values, part).float()
         blocks, _, rows = values.shape
-        scale, zero = self.scales[:, part].float().view(-1, blocks, 1, rows, 2).permute(4, 1, 0, 2, 3)
+        scale, zero = self.scales[:, part].float().view(-1, blocks, 1, rows, 2).permute(4, 1, 0, 2, 3).contiguous()
         grouped = values.view(blocks, -1, self.group, rows)
-        grouped.mul_(scale).add_(zero - 8 * scale)
+        torch.addcmul(torch.sub(zero, scale, alpha=8), grouped, scale, out=grouped)
         return values
 
 
@@ -74,18 +75,59 @@ class Int4(Quantizer):
     def pack(self, weight: Tensor, bias: Tensor | None, *, dtype: torch.dtype, device: torch.device) -> Int4Linear:
         rows, columns = weight.shape
         group = group_size(columns)
-        layout = kernel_layout(device, dtype, group)
-        kernel = layout is not None and rows % layout.block == 0
-        order: Layout = layout if layout is not None and kernel else Rows()
-        values = torch.empty(rows * columns // 2, dtype=torch.uint8, device=device).view(order.shape(rows, columns))
+        wanted = kernel_layout(device, dtype, group)
+        layout: Layout = wanted if wanted is not None and rows % wanted.block == 0 else Rows()
+        values = torch.empty(rows * columns // 2, dtype=torch.uint8, device=device).view(layout.shape(rows, columns))
         scales = torch.empty(columns // group, rows, 2, dtype=dtype, device=device)
         for part, wide in quantised_parts(weight, device):
             quantised, scales[:, part] = quantise(wide, group, dtype)
-            order.pack(quantised, values, part)
-        return Int4Linear(values, scales, bias.to(device, dtype) if bias is not None else None, order, kernel=kernel)
+            layout.pack(quantised, values, part)
+        kernels = choose(values, scales, layout)
+        return Int4Linear(values, scales, bias.to(device, dtype) if bias is not None else None, layout, kernels)
 
     def report(self, device: torch.device) -> str:
-        return describe(lambda dtype: kernel_layout(device, dtype, GROUPS[0]) is not None)
+        return describe(self, device)
+
+
+def choose(values: Tensor, scales: Tensor, layout: Layout) -> Kernels[Int4Linear]:
+    """What multiplies with such a weight."""
+    available = kernels(scales.device, scales.dtype, layout)
+    groups, rows, _ = scales.shape
+    columns = 2 * values.numel() // rows
+
+    def sample(outputs: int) -> Int4Linear:
+        first = values[: len(values) * outputs // rows]
+        return Int4Linear(first, scales[:, :outputs].contiguous(), None, layout, Kernels(available))
+
+    product = Product(f"int4 {layout}, groups of {columns // groups}", rows, columns, scales.dtype, scales.device)
+    return choose_kernels(product, available, sample)
+
+
+def kernels(device: torch.device, dtype: torch.dtype, layout: Layout) -> dict[str, Kernel[Int4Linear]]:
+    found: dict[str, Kernel[Int4Linear]] = {
+        f"dequantised to {name}": partial(multiply_dequantised, wide=wide)
+        for name, wide in wide_dtypes(device, dtype).items()
+    }
+    return {**found, "packed": multiply_packed} if isinstance(layout, Blocks) else found
+
+
+def multiply_packed(linear: Int4Linear, x: Tensor) -> Tensor:
+    """By torch's kernel, which reads values that lie in blocks."""
+    packed = linear.values.view(linear.out_features, linear.in_features // 2)
+    y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, linear.group, linear.scales)
+    return y
+
+
+def multiply_dequantised(linear: Int4Linear, x: Tensor, wide: torch.dtype) -> Tensor:
+    """In the dtype `wide`."""
+    given, y = x.to(wide), x.new_empty(len(x), linear.out_features)
+    for part in dequantised_parts(linear.out_features, linear.in_features, x.device):
+        values = linear.dequantise(part)
+        if wide is torch.float32:
+            y[:, part] = torch.matmul(given, values).transpose(0, 1).flatten(1)
+        else:
+            y[:, part] = given @ values.to(wide).transpose(0, 1).flatten(1)
+    return y
 
 
 def group_size(columns: int) -> int:
@@ -116,14 +158,15 @@ def quantise(weight: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Te
 
 @cache
 def kernel_layout(device: torch.device, dtype: torch.dtype, group: int) -> Blocks | None:
-    """The layout that torch's int4 kernel wants, where it is used in `dtype` on `device`; None where it isn't."""
-    quantised, scales = quantise(sample(1024, 1024, torch.float32, device), group, dtype)
-    x = sample(1, 1024, dtype, device)
+    """The layout that torch's int4 kernel wants, where it is fast in `dtype` on `device`; None where it isn't."""
+    quantised, scales = quantise(normal(1024, 1024, torch.float32, device), group, dtype)
+    x = normal(1, 1024, dtype, device)
     for layout in _KERNEL_LAYOUTS.get(device.type, ()):
         values = torch.empty(layout.shape(1024, 1024), dtype=torch.uint8, device=device)
         layout.pack(quantised, values, slice(0, 1024))
-        given = partial(Int4Linear, values, scales, None, layout)
-        kernel, portable = given(kernel=True), given(kernel=False)
-        if is_better(partial(kernel, x), partial(portable, x)):
+        linear = Int4Linear(values, scales, None, layout, Kernels({"packed": multiply_packed}))
+        portable = partial(multiply_dequantised, linear, x, wide=torch.float32)
+        times = timed({"portable": portable, "packed": partial(multiply_packed, linear, x)})
+        if times.get("packed", math.inf) < times["portable"]:
             return layout
     return None

@@ -19,7 +19,7 @@ class Layout(Protocol):
         """Stores the values [rows, columns] of the rows `part`."""
 
     def unpack(self, stored: Tensor, part: slice) -> Tensor:
-        """The rows `part`, transposed, in blocks: uint8 [blocks, columns, rows of a block]."""
+        """The rows `part`, transposed, in blocks of as many rows each: uint8 [blocks, columns, rows of a block]."""
 
     def rows(self, stored: Tensor, ids: Tensor) -> Tensor:
         """uint8 [len(ids), columns]."""
@@ -27,6 +27,9 @@ class Layout(Protocol):
 
 class Rows:
     """Row by row; a run is a row."""
+
+    def __str__(self) -> str:
+        return "by rows"
 
     def shape(self, rows: int, columns: int) -> tuple[int, ...]:
         return rows, columns // 2
@@ -51,6 +54,9 @@ class Blocks:
 
     block: int
 
+    def __str__(self) -> str:
+        return f"in blocks of {self.block}"
+
     def shape(self, rows: int, columns: int) -> tuple[int, ...]:
         return rows // self.block, columns, self.block // 2
 
@@ -58,7 +64,13 @@ class Blocks:
         stored[self._blocks(part)] = _halved(values.view(-1, self.block, values.shape[1]).transpose(1, 2))
 
     def unpack(self, stored: Tensor, part: slice) -> Tensor:
-        return _whole(stored[self._blocks(part)])
+        """In blocks of half as many rows as are stored together."""
+        given = stored[self._blocks(part)]
+        blocks, columns, half = given.shape
+        halves = given.new_empty(blocks, 2, columns, half)
+        torch.bitwise_and(given, 15, out=halves[:, 0])
+        torch.bitwise_right_shift(given, 4, out=halves[:, 1])
+        return halves.view(2 * blocks, columns, half)
 
     def rows(self, stored: Tensor, ids: Tensor) -> Tensor:
         row, half = ids % self.block, self.block // 2

@@ -1,18 +1,24 @@
-"""What `core doctor` shows of a quantizer on a device."""
-
-from collections.abc import Callable
+"""What the quantizers have in common beside their values: the dtypes to multiply in, and what `core doctor` shows."""
 
 import torch
 
-_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+from core import DType, Quantizer
+from core.blocks import fast_dtype, normal
+
+DTYPES = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16, DType.FP32: torch.float32}
 
 
-def describe(kernel_works: Callable[[torch.dtype], bool]) -> str:
-    fast = [name for name, dtype in _DTYPES.items() if kernel_works(dtype)]
-    portable = [name for name in _DTYPES if name not in fast]
+def wide_dtypes(device: torch.device, dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """What a dequantised weight may be multiplied in where products are wanted in `dtype`."""
+    asked = [torch.float32, dtype] if device.type == "cpu" else [fast_dtype(device, dtype)]
+    names = {each: str(name) for name, each in DTYPES.items()}
+    return {names[each]: each for each in asked}
+
+
+def describe(quantizer: Quantizer, device: torch.device) -> str:
+    """What multiplies on `device` with a weight of usual size, by the compute dtype."""
     said = []
-    if fast:
-        said.append(f"torch's kernel in {', '.join(fast)}")
-    if portable:
-        said.append(f"dequantised for each product in {', '.join(portable)}")
+    for name, dtype in DTYPES.items():
+        linear = quantizer.pack(normal(1024, 1024, torch.float32, device), None, dtype=dtype, device=device)
+        said.append(f"{name}: {linear.kernels.summary()}")  # type: ignore[attr-defined]
     return "; ".join(said)

@@ -47,6 +47,7 @@ def test_a_profile_has_a_row_for_each_part(path: Path) -> None:
         assert part in rows
     for part in ("embedding", "head", "sampling", "codec", "link"):
         assert part in rows
+    assert rows.count("int8") >= 4
 
 
 @pytest.mark.parametrize(

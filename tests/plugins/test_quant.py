@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
 from core_plugin_quant import int4, int8
-from core_plugin_quant.int4 import Int4, Int4Linear, group_size, quantise
-from core_plugin_quant.int8 import Int8, Int8Linear
+from core_plugin_quant.int4 import Int4, Int4Linear, group_size
+from core_plugin_quant.int8 import Int8
+from core_plugin_quant.integers import integers_work, multiply_integers
 from core_plugin_quant.layout import Blocks, Layout, Rows
-from core_plugin_quant.probe import TOLERANCE, is_better
 from torch import Tensor
 
 from core import ConfigError, DType, Quantizer
+from core.blocks import TOLERANCE, Kernel
 from core.plugins import PluginHost
 
 CPU = torch.device("cpu")
 TORCH = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16, DType.FP32: torch.float32}
 SHAPES = [(64, 128), (192, 64), (960, 576), (128, 1536), (3, 96), (65, 32), (1, 16), (7, 48), (2048, 2048)]
+COUNTS = (0, 1, 2, 5, 17, 130)
 QUANTIZERS = PluginHost.installed().quantizers
 
 
@@ -107,7 +110,7 @@ def test_int4_takes_the_largest_group_that_suits_and_says_where_none_does() -> N
 def test_rows_without_any_difference_are_kept(name: str, dtype: DType) -> None:
     weight = torch.zeros(3, 64)
     weight[1] = 0.5
-    linear = QUANTIZERS.get(name).pack(weight, None, dtype=TORCH[dtype], device=CPU)
+    linear = QUANTIZERS.get(name).pack_table(weight, dtype=TORCH[dtype], device=CPU)
     torch.testing.assert_close(linear.rows(torch.arange(3)).float(), weight, rtol=0.01, atol=0)
 
 
@@ -124,41 +127,38 @@ def test_an_order_gives_back_what_was_stored(layout: Layout) -> None:
     assert torch.equal(layout.rows(stored, ids), values[ids])
 
 
-@pytest.mark.parametrize("group", [128, 64, 32])
-def test_torchs_int4_kernel_gives_what_the_definition_gives(group: int) -> None:
-    layout = int4.kernel_layout(CPU, torch.bfloat16, group)
-    if layout is None:
-        pytest.skip("this torch has no int4 kernel for this CPU that is worth it")
-    weight = normal(192, 384)
-    values, scales = quantise(weight, group, torch.bfloat16)
-    orders = {True: layout, False: Rows()}
-    products = {}
-    for kernel, order in orders.items():
-        stored = torch.empty(order.shape(192, 384), dtype=torch.uint8)
-        order.pack(values, stored, slice(0, 192))
-        linear = Int4Linear(stored, scales, None, order, kernel=kernel)
-        products[kernel] = [linear(normal(count, 384, seed=count).bfloat16()).float() for count in (1, 2, 3, 17, 127)]
-    for fast, portable in zip(products[True], products[False], strict=True):
-        assert (fast - portable).abs().max() <= TOLERANCE[torch.bfloat16] * portable.std()
+def check_each(linear: Any, kernels: Mapping[str, Kernel[Any]], rows: int, dtype: torch.dtype) -> None:
+    """Each kernel against the weight that is looked up, multiplied in float64."""
+    weight = linear.rows(torch.arange(rows)).double()
+    for count in COUNTS:
+        x = normal(count, weight.shape[1], seed=count).to(dtype)
+        expected = x.double() @ weight.t()
+        for name, kernel in kernels.items():
+            product = kernel(linear, x)
+            assert (product.dtype, product.shape) == (dtype, (count, rows)), name
+            assert count == 0 or (product - expected).abs().max() <= TOLERANCE[dtype] * weight.shape[1] ** 0.5, name
 
 
-def test_torchs_int8_kernel_gives_what_the_definition_gives() -> None:
-    if not int8.kernel_works(CPU, torch.bfloat16):
-        pytest.skip("this torch has no int8 kernel for this CPU that is worth it")
-    packed = Int8().pack(normal(190, 96), None, dtype=torch.bfloat16, device=CPU)
-    assert packed.kernel
-    portable = Int8Linear(packed.values, packed.scale, None, kernel=False)
-    for count in (1, 2, 3, 17, 127):
-        x = normal(count, 96, seed=count).bfloat16()
-        assert (packed(x) - portable(x)).float().abs().max() <= TOLERANCE[torch.bfloat16] * portable(x).float().std()
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("shape", [(192, 384), (576, 2048), (64, 48), (65, 96)], ids=str)
+def test_each_int4_kernel_gives_what_the_definition_gives(dtype: DType, shape: tuple[int, int]) -> None:
+    linear = Int4().pack(normal(*shape), None, dtype=TORCH[dtype], device=CPU)
+    check_each(linear, int4.kernels(CPU, TORCH[dtype], linear.layout), shape[0], TORCH[dtype])
 
 
-def test_the_bytes_do_not_depend_on_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("shape", [(192, 384), (576, 2048), (65, 96), (33, 72)], ids=str)
+def test_each_int8_kernel_gives_what_the_definition_gives(dtype: DType, shape: tuple[int, int]) -> None:
+    linear = Int8().pack(normal(*shape), None, dtype=TORCH[dtype], device=CPU)
+    check_each(linear, int8.kernels(CPU, TORCH[dtype], shape[1]), shape[0], TORCH[dtype])
+
+
+def test_a_layout_without_a_kernel_is_dequantised(monkeypatch: pytest.MonkeyPatch) -> None:
     for available in (None, Blocks(64), Blocks(32)):
         monkeypatch.setattr(int4, "kernel_layout", lambda *_, found=available: found)
         for shape in ((128, 128), (96, 64), (65, 128)):
             held = Int4().pack(normal(*shape), None, dtype=torch.bfloat16, device=CPU)
-            assert held.kernel is (available is not None and shape[0] % available.block == 0)
+            assert isinstance(held.layout, Blocks) is (available is not None and shape[0] % available.block == 0)
             assert held.nbytes == Int4().packed_bytes(shape, DType.BF16)
             torch.testing.assert_close(dequantised(held, shape[0]), normal(*shape), atol=0.35, rtol=0)
             x = normal(200, shape[1], seed=1).bfloat16()
@@ -166,25 +166,36 @@ def test_the_bytes_do_not_depend_on_the_kernel(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_kernel_that_would_read_past_the_end_is_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8, "kernel_works", lambda device, dtype: True)
+    monkeypatch.setattr(int8, "packed_works", lambda device, dtype: True)
     monkeypatch.setattr(torch, "_weight_int8pack_mm", lambda *_: pytest.fail("the kernel was called"))
     linear = Int8().pack(normal(33, 72), None, dtype=torch.bfloat16, device=CPU)
     assert linear(normal(1, 72).bfloat16()).shape == (1, 33)
 
 
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        lambda: torch.ones(2, 2) * 1.1,
-        lambda: torch.ones(2, 3),
-        lambda: torch.ones(2, 2, dtype=torch.float16),
-        lambda: torch.full((2, 2), float("nan")),
-        lambda: SimpleNamespace().missing,
-        lambda: torch.ones(2, 2) @ torch.ones(3, 3),
-    ],
-)
-def test_a_kernel_that_fails_or_is_wrong_is_not_used(kernel: object) -> None:
-    assert not is_better(kernel, lambda: torch.ones(2, 2))
+@pytest.mark.skipif(not integers_work(CPU), reason="int8 products are not exact on this processor")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_integer_products_hold_beside_an_activation_a_thousand_times_as_large(dtype: torch.dtype) -> None:
+    x, values = normal(9, 512).to(dtype), torch.randint(-127, 128, (64, 512), dtype=torch.int8)
+    x[:, 7], x[3], x[4] = 1000, 0, -x[4].abs()
+    values[0], values[1] = 127, -127
+    scale = torch.full((64,), 1 / 127, dtype=dtype)
+    expected = (x.double() @ values.double().t()) * scale.double()
+    product = multiply_integers(x, values, scale)
+    assert product.dtype is dtype
+    assert (product - expected).abs().max() <= TOLERANCE[dtype] * 1000
+    assert torch.equal(product[3], torch.zeros(64, dtype=dtype))
+    assert not multiply_integers(torch.full_like(x, torch.nan), values, scale).isfinite().any()
+
+
+def test_integer_products_that_overflow_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def saturating(x: Tensor, weight: Tensor) -> Tensor:
+        pairs = (x.int()[:, None, :] * weight.t().int()[None]).view(len(x), weight.shape[1], -1, 2).sum(3)
+        return pairs.clamp(-(2**15), 2**15 - 1).sum(2, dtype=torch.int32)
+
+    integers_work.cache_clear()
+    monkeypatch.setattr(torch, "_int_mm", saturating)
+    assert not integers_work(CPU)
+    integers_work.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])

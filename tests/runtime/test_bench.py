@@ -73,6 +73,7 @@ def test_a_profile_names_what_each_kind_of_operator_takes(model: Model, precisio
     [
         ("addmm", "linear"),
         ("_weight_int4pack_mm_for_cpu", "linear"),
+        ("_int_mm", "linear"),
         ("_scaled_dot_product_flash_attention_for_cpu", "attention"),
         ("_fused_rms_norm", "norm"),
         ("cos", "rope"),

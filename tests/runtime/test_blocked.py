@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,19 +13,20 @@ from torch import Tensor
 from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
 from core.plugins import PluginHost
-from core.protocol.messages import Segment
+from core.protocol.fields import Segment
 from core.runtime import blocked as room
+from core.runtime import plain
 from core.runtime.bench import WholeModel
-from core.runtime.blocked import BlockedLinear, BlockedTable, blocked
+from core.runtime.blocked import BlockedLinear, BlockedTable, reordered
 from core.runtime.model import Model, Precision
-from core.runtime.plain import Plain, PlainLinear
+from core.runtime.plain import orders
 from core.testing.checkpoints import tiny_checkpoint
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 
 needs_kernels = pytest.mark.skipif(
-    not all(room._works(dtype) for dtype in TOLERANCE), reason="torch has no oneDNN kernels for this processor"
+    not all(room.works(dtype) for dtype in TOLERANCE), reason="torch has no oneDNN kernels for this processor"
 )
 
 
@@ -39,8 +41,9 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
 def test_a_linear_multiplies_as_by_rows(dtype: torch.dtype, bias: bool, rows: int) -> None:
     weight, x = random(1024, 576, dtype=dtype), random(rows, 576, seed=1, dtype=dtype)
     added = random(1024, seed=2, dtype=dtype) if bias else None
-    linear = Plain().pack(weight, added, dtype=dtype, device=CPU)
-    assert isinstance(linear, BlockedLinear)
+    there = reordered(weight)
+    assert there is not None
+    linear = BlockedLinear(there, added)
     assert linear.nbytes == (1024 * 576 + 1024 * bias) * dtype.itemsize
     product, expected = linear(x), F.linear(x.double(), weight.double(), None if added is None else added.double())
     assert (product.dtype, product.shape) == (dtype, (rows, 1024))
@@ -52,8 +55,8 @@ def test_a_linear_multiplies_as_by_rows(dtype: torch.dtype, bias: bool, rows: in
 @pytest.mark.parametrize("rows", [2048, 4096, 5120, 2112])
 def test_a_table_looks_up_and_multiplies_as_by_rows(dtype: torch.dtype, rows: int) -> None:
     weight, x = random(rows, 512, dtype=dtype), random(3, 512, seed=1, dtype=dtype)
-    table = Plain().pack_table(weight, dtype=dtype, device=CPU)
-    assert isinstance(table, BlockedTable)
+    table = BlockedTable.of(weight)
+    assert table is not None
     assert table.nbytes == weight.nbytes
     ids = torch.tensor([rows - 1, 0, 7, 2047, 0, rows // 2])
     assert torch.equal(table.rows(ids), weight[ids])
@@ -64,38 +67,37 @@ def test_a_table_looks_up_and_multiplies_as_by_rows(dtype: torch.dtype, rows: in
             table.rows(torch.tensor([outside]))
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [
-        ((64, 64), torch.float32),  # read at once
-        ((1000, 1001), torch.float32),  # would be padded
-        ((1024, 1024), torch.float64),  # no kernel for it
-    ],
-)
-def test_what_would_gain_nothing_stays_row_by_row(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    weight = random(*shape, dtype=dtype)
-    assert blocked(weight) is None
-    assert isinstance(Plain().pack(weight, None, dtype=dtype, device=CPU), PlainLinear)
-    assert isinstance(Plain().pack_table(weight, dtype=dtype, device=CPU), PlainLinear)
+@needs_kernels
+def test_a_weight_that_would_be_padded_is_not_reordered() -> None:
+    assert reordered(random(1000, 1001)) is None
+    assert BlockedTable.of(random(1000, 1001)) is None
 
 
-def test_another_processor_keeps_its_weights_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_processor_has_no_such_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "arm64")
-    room._works.cache_clear()
-    assert blocked(random(1024, 1024)) is None
-    room._works.cache_clear()
+    room.works.cache_clear()
+    assert not room.works(torch.float32)
+    room.works.cache_clear()
 
 
 @needs_kernels
-def test_a_model_of_such_weights_has_the_oracles_logits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", ["by rows", "by columns", "oneDNN's"])
+def test_a_model_has_the_oracles_logits_in_any_order(
+    order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers import AutoModelForCausalLM
 
+    def only(weight: Tensor) -> list[Any]:
+        found = orders(weight)
+        return [each for each in found if each[0] == order] or found
+
+    monkeypatch.setattr(plain, "orders", only)
     path = tiny_checkpoint(tmp_path, model_type="qwen2", layers=2, hidden_size=512, intermediate=1024, vocab=2048)
     plugins = PluginHost.installed()
     precision = Precision(plugins.quantizers.get("fp16"), DType.FP32, DType.FP32)
     with Model.open(Source(str(path)), plugins) as model:
         whole = WholeModel(model, precision, CPU)
-    assert isinstance(whole._ends.head, BlockedTable)  # type: ignore[attr-defined]
+    assert isinstance(whole._ends.head, BlockedTable) is (order == "oneDNN's")  # type: ignore[attr-defined]
     tokens = list(range(5, 25))
     with torch.inference_mode():
         hidden = whole._stage.run(whole._embed(tokens), [Segment(1, 0, len(tokens), len(tokens))], outputs_only=False)
