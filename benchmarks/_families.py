@@ -140,7 +140,7 @@ class Pipeline:
     def __call__(self, tokens: list[int], position: int, session: int = 1):  # type: ignore[no-untyped-def]
         import torch
 
-        from core.protocol.messages import Segment
+        from core.protocol.fields import Segment
 
         segment = Segment(session=session, position=position, rows=len(tokens), outputs=len(tokens))
         with torch.inference_mode():
@@ -209,8 +209,9 @@ comes with a checkpoint is never run.
 
 ## What differs from the families with an architecture of their own
 
-- `--quant` packs linear layers, the embedding and the head. What a family keeps in tensors of another shape (experts
-  that are fused into one tensor, the convolutions of GPT-2) stays in `--dtype`.
+- `--quant` packs linear layers, experts, the embedding and the head. What a family keeps in tensors of another shape
+  (the convolutions of GPT-2) stays in `--dtype`, and so do the experts of llama4 and jetmoe, which only the family's
+  own code computes.
 - The cache of a layer with a window keeps what slid out of it, so that going back is possible.
 - Sessions in one batch are computed one after another.
 """

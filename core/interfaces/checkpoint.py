@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -86,6 +86,10 @@ class Checkpoint(ABC):
     @abstractmethod
     def read(self, name: str) -> Tensor:
         """One tensor on the CPU, in a floating-point dtype: the stored one, or what it dequantises to."""
+
+    def slices(self, name: str) -> Iterator[Tensor]:
+        """What `read` gives, cut along its first dimension: better a slice at a time, where that is possible."""
+        yield from self.read(name)
 
     @abstractmethod
     def tokenizer(self) -> Any:

@@ -23,6 +23,20 @@ class Linear(Protocol):
         """[rows, in_features] -> [rows, out_features], in the compute dtype."""
 
 
+class GroupedLinear(Protocol):
+    """A packed weight for each expert, which multiplies the rows that chose it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by all of them, as of `Linear`."""
+
+    def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
+        """[rows, in_features] -> [rows, out_features], in the compute dtype.
+
+        Rows lie in the order of their experts, and `ends`, int64 [experts], says where those of each one end.
+        """
+
+
 class Table(Linear, Protocol):
     """A packed weight whose rows can be looked up too, as an embedding's are."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -115,9 +116,26 @@ class SafetensorsCheckpoint(Checkpoint):
             return self._read_stored(name)
         return dequantise(self._read_stored(name), self._read_stored(scale), self.config)
 
+    def slices(self, name: str) -> Iterator[Tensor]:
+        if name in self._scales:
+            yield from super().slices(name)
+            return
+        from core_plugin_safetensors.weights import read_tensor
+
+        path, whole = self._stored(name)
+        count, *shape = whole.shape
+        nbytes = whole.nbytes // max(count, 1)
+        for offset in range(whole.offset, whole.offset + count * nbytes, nbytes):
+            yield read_tensor(path, name, replace(whole, shape=tuple(shape), nbytes=nbytes, offset=offset))
+
     def _read_stored(self, name: str) -> Tensor:
         from core_plugin_safetensors.weights import read_tensor
 
+        path, stored = self._stored(name)
+        return read_tensor(path, name, stored)
+
+    def _stored(self, name: str) -> tuple[Path, TensorInfo]:
+        """Where it lies, as the file says by itself."""
         file = self._file(name)
         path = self._files.path(file)
         if file not in self._layouts:
@@ -125,7 +143,7 @@ class SafetensorsCheckpoint(Checkpoint):
         stored = self._layouts[file].get(name)
         if stored is None:
             raise damaged(file, f"{name} is not in it any more")
-        return read_tensor(path, name, stored)
+        return path, stored
 
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from core import Weights
+from core import GroupedLinear, Weights
 from core_plugin_transformers import config as configs
+from core_plugin_transformers.experts import PackedExperts
 from core_plugin_transformers.names import Recipe
 from core_plugin_transformers.packed import PackedLinear, PackedTable
 from core_plugin_transformers.skeleton import Skeleton
@@ -40,6 +41,7 @@ def _read(
     """The parameters of `wanted` and the packed modules among them, by their names in the model."""
     values: dict[str, Tensor] = {}
     modules: dict[str, nn.Module] = {}
+    experts: dict[str, dict[str, GroupedLinear]] = {}
     for recipe in wanted:
         module, source = recipe.target.removesuffix(".weight"), recipe.sources[0][1]
         if recipe.linear:
@@ -47,8 +49,13 @@ def _read(
             modules[module] = PackedLinear(linear, skeleton.model.get_submodule(module))
         elif recipe.table:
             modules[module] = PackedTable(weights.table(source))
+        elif recipe.experts:
+            module, _, projection = recipe.target.rpartition(".")
+            experts.setdefault(module, {})[projection] = weights.experts(*recipe.experts, bias=recipe.bias)
         else:
             values.update(recipe.read(weights, skeleton.model))
+    for module, projections in experts.items():
+        modules[module] = PackedExperts(skeleton.model.get_submodule(module), projections)
     return values, modules
 
 

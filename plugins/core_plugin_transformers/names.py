@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -27,13 +27,17 @@ from transformers.core_model_loading import (
 )
 
 from core import TensorInfo, TensorSpec, Weights
+from core_plugin_transformers.experts import are_experts, names_by_expert, projection_names
+
+_Sources = dict[str, tuple[Any, list[tuple[str, str]]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How one parameter (or what one conversion gives) comes from the checkpoint.
 
-    `sources` are pairs of the conversion's pattern and a checkpoint's name. Weights of `linear` and `table` are packed.
+    `sources` are pairs of the conversion's pattern and a checkpoint's name. Weights of `linear` and `table` are packed,
+    and those of `experts`, which has their names as `Weights.experts` wants them, with `bias`.
     """
 
     target: str
@@ -42,14 +46,19 @@ class Recipe:
     specs: tuple[TensorSpec, ...]
     linear: bool = False
     table: bool = False
+    experts: tuple[tuple[str, ...], ...] = ()
+    bias: str | None = None
 
     def read(self, weights: Weights, model: Any) -> dict[str, Tensor]:
         """The parameters by their names in `model`."""
         if self.conversion is None:
             return {self.target: weights.tensor(self.sources[0][1])}
+        return weights.made([name for _, name in self.sources], partial(self._convert, model))
+
+    def _convert(self, model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         conversion = deepcopy(self.conversion)
         for pattern, name in self.sources:
-            conversion.add_tensor(self.target, name, pattern, weights.tensor(name))
+            conversion.add_tensor(self.target, name, pattern, tensors[name])
         made = conversion.convert(self.target, model=model, config=model.config)
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
@@ -63,6 +72,12 @@ def recipes(model: Any, tensors: Mapping[str, TensorInfo], layer_prefix: str) ->
     sources = _sources(model, state, tensors, get_model_conversion_mapping(model))
     packable = _packable(model, layer_prefix)
     in_fp32 = _fp32_test(model, state)
+    grouped = {
+        recipe.target: recipe
+        for path, module in packable.items()
+        if are_experts(module)
+        for recipe in _experts(path, module, sources, state, in_fp32)
+    }
     found: list[Recipe] = []
     made: set[str] = set()
     for target in state:
@@ -71,7 +86,9 @@ def recipes(model: Any, tensors: Mapping[str, TensorInfo], layer_prefix: str) ->
         conversion, pairs = sources[target]
         module = target.removesuffix(".weight")
         names = [name for _, name in pairs]
-        if conversion is None and module in packable and not in_fp32(target) and names[0].endswith(".weight"):
+        if target in grouped:
+            recipe = grouped[target]
+        elif conversion is None and module in packable and not in_fp32(target) and names[0].endswith(".weight"):
             recipe = _packed(module, names[0], f"{module}.bias" in sources, packable[module], state)
         else:
             shapes = {name: state[target].shape if conversion is None else tensors[name].shape for name in names}
@@ -90,14 +107,33 @@ def _packed(module: str, name: str, biased: bool, like: nn.Module, state: Mappin
     return Recipe(target, ((name, name),), None, tuple(specs), linear, not linear)
 
 
-def _sources(
-    model: Any, state: Mapping[str, Tensor], names: Iterable[str], conversions: list[Any]
-) -> dict[str, tuple[Any, list[tuple[str, str]]]]:
+def _experts(
+    path: str, like: Any, sources: _Sources, state: Mapping[str, Tensor], in_fp32: Callable[[str], bool]
+) -> list[Recipe]:
+    """What makes the projections of experts; nothing where one of them can't be packed."""
+    found: list[Recipe] = []
+    for target in (f"{path}.{name}" for name in projection_names(like)):
+        conversion, pairs = sources.get(target, (None, []))
+        names = names_by_expert(conversion, pairs, len(state[target]), like.is_transposed)
+        biases = [name for _, name in sources.get(f"{target}_bias", (None, []))[1]]
+        if not names or len(biases) != int(like.has_bias) or in_fp32(target):
+            return []
+        experts, rows, columns = state[target].shape
+        shape = (experts, rows, columns) if conversion is None else (rows // len(names), columns)
+        specs = [TensorSpec(name, shape, packed=True, transposed=like.is_transposed) for each in names for name in each]
+        specs += [TensorSpec(name, tuple(state[f"{target}_bias"].shape)) for name in biases]
+        found.append(
+            Recipe(target, tuple(pairs), conversion, tuple(specs), experts=names, bias=next(iter(biases), None))
+        )
+    return found
+
+
+def _sources(model: Any, state: Mapping[str, Tensor], names: Iterable[str], conversions: list[Any]) -> _Sources:
     """By parameter: the conversion that makes it, and the tensors that it is made of (transformers' own matching)."""
     renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
     converters = [each for each in conversions if isinstance(each, WeightConverter)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
-    sources: dict[str, tuple[Any, list[tuple[str, str]]]] = {}
+    sources: _Sources = {}
     for name in sorted(names, key=dot_natural_key):
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
         if target not in state and name in state:
@@ -111,6 +147,8 @@ def _sources(
 def _made_by(recipe: Recipe) -> set[str]:
     if recipe.linear:
         return {recipe.target, f"{recipe.target.removesuffix('.weight')}.bias"}
+    if recipe.experts:
+        return {recipe.target, f"{recipe.target}_bias"}
     if recipe.conversion is None:
         return {recipe.target}
     first, *others = recipe.conversion.target_patterns
@@ -134,7 +172,8 @@ def _fp32_test(model: Any, state: Mapping[str, Tensor]) -> Callable[[str], bool]
 
 
 def _packable(model: Any, layer_prefix: str) -> dict[str, nn.Module]:
-    """The layers' linear modules, the head and the embedding, but for those whose weights the family's code touches.
+    """The layers' linear modules and experts, the head and the embedding, but for those whose weights the family's
+    code touches.
 
     An embedding is packed only with a head that can be tied to what is packed.
     """
@@ -145,15 +184,17 @@ def _packable(model: Any, layer_prefix: str) -> dict[str, nn.Module]:
             path = f"{name}.{child}".removeprefix(".")
             linear = type(module) is nn.Linear and (module is head or path.startswith(layer_prefix))
             table = type(module) is nn.Embedding and module is embedding
-            if (linear or table) and not _touched(child, type(parent)):
+            experts = are_experts(module) and path.startswith(layer_prefix)
+            if (linear or table or experts) and not _touched(child, module, type(parent)):
                 found[path] = module
     if head.bias is not None or head not in found.values():
         return {path: module for path, module in found.items() if module is not embedding}
     return found
 
 
-def _touched(child: str, parent: type) -> bool:
-    return re.search(rf"\.{re.escape(child)}\.(weight|bias)\b", _source(parent)) is not None
+def _touched(child: str, module: nn.Module, parent: type) -> bool:
+    parameters = "|".join(module._parameters)
+    return re.search(rf"\.{re.escape(child)}\.({parameters})\b", _source(parent)) is not None
 
 
 @cache

@@ -22,7 +22,8 @@ REPLIES = 4
 """How many forms of a layer's result are tried: the hidden state alone, or first in a tuple of 1, 2 or 3."""
 
 _DEFAULT_DTYPE = threading.Lock()
-"""Held while transformers changes torch's default dtype, which is the whole process's, and changes it back."""
+"""Held while transformers changes torch's default dtype, which is the whole process's, and changes it back; and while a
+family's code computes, which may depend on it: one thread may build a stack while another runs one."""
 
 
 class Absent(nn.Module):
@@ -113,10 +114,9 @@ class Skeleton:
             "use_cache": cache is not None,
             str(self.cache_argument): cache,
         }
-        return model(
-            inputs_embeds=embeds[None],
-            **{name: value for name, value in arguments.items() if name in self._accepted},
-        )
+        accepted = {name: value for name, value in arguments.items() if name in self._accepted}
+        with _DEFAULT_DTYPE:
+            return model(inputs_embeds=embeds[None], **accepted)
 
     def nowhere(self, like: Tensor) -> Tensor:
         """Embeddings that nothing may depend on, of the shape and place of `like`."""

@@ -55,6 +55,14 @@ def test_every_tensor_is_what_transformers_loads(
     checkpoint.close()
 
 
+def test_slices_are_what_is_read_along_the_first_dimension(tmp_path: Path) -> None:
+    checkpoint = opened(tiny_checkpoint(tmp_path, layers=1))
+    for name in checkpoint.tensors:
+        slices = list(checkpoint.slices(name))
+        assert torch.equal(torch.stack(slices), checkpoint.read(name))
+        assert slices[0].untyped_storage().nbytes() == slices[0].nbytes
+
+
 def test_config_and_tokenizer(tiny: Path) -> None:
     checkpoint = opened(tiny)
     assert checkpoint.config["model_type"] == "llama"

@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor
 from core import CheckpointError, ConfigError, DType, Source
 from core.errors import StageError
 from core.plugins import PluginHost
-from core.protocol.messages import Segment
+from core.protocol.fields import Segment
 from core.runtime.model import Model, Precision
 from core.testing.cluster_in_memory import memory_cluster
 from core.testing.families import LAYERS, tiny_family
@@ -151,6 +152,30 @@ def test_sessions_in_one_batch_are_computed_as_alone(gpt2: Path) -> None:
         batch = [segment(0, 5, 1), segment(0, 3, 2)]
         together = stage.run(torch.cat((first, second)), batch, outputs_only=False)
     torch.testing.assert_close(together, torch.cat(alone))
+
+
+def test_a_stack_that_is_built_changes_nothing_for_one_that_runs(gpt2: Path) -> None:
+    """transformers changes torch's default dtype, for all threads, while it makes a model."""
+    seen: set[torch.dtype] = set()
+    ended = threading.Event()
+
+    def build(model: Model, precision: Precision) -> None:
+        try:
+            for _ in range(3):
+                model.load_layers(range(1, 3), precision, CPU)
+        finally:
+            ended.set()
+
+    with opened(gpt2) as (model, precision), opened(gpt2, DType.BF16) as other:
+        stage, _ = model.load_stage(range(1, 3), precision, CPU)
+        stack: Any = stage.stack
+        stack._skeleton.layers[1].register_forward_pre_hook(lambda *_: seen.add(torch.get_default_dtype()))
+        builder = threading.Thread(target=build, args=other)
+        builder.start()
+        while not ended.is_set():
+            stage.run(torch.randn(1, 64), [segment(0, 1)], outputs_only=False)
+        builder.join()
+    assert seen == {torch.float32}
 
 
 def test_what_a_stage_does_not_hold_is_nan_so_that_no_answer_can_depend_on_it(gpt2: Path) -> None:
