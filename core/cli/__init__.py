@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from core import __version__
-from core.cli import bench, demo, doctor, invite, manifest, members, node, plan, plugins, serve, top
+from core.cli import bench, demo, doctor, invite, manifest, members, node, plan, plugins, rebalance, serve, top
 from core.errors import ConfigError, CoreError, PluginError, leaves
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("invite")(invite.invite)
 app.command("members")(members.members)
 app.command("demo")(demo.demo)
 app.command("top")(top.top)
+app.command("rebalance")(rebalance.rebalance)
 app.command("plan")(plan.plan)
 app.command("manifest")(manifest.manifest)
 app.command("plugins")(plugins.plugins)

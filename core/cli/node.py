@@ -15,6 +15,7 @@ import typer
 from core.cli.console import Bars, gigabytes, run, set_up_logging
 from core.cli.joining import find_membership
 from core.cli.options import CacheDir, Compile, Device, LogLevel, StateDirectory, Threads, TransportName
+from core.coordinator.local_nodes import LOCAL_TOKEN
 from core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def node(
     end_with_stdin: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Join a cluster with this machine. It loads the layers that it is assigned, and serves them."""
+    local_token = _local_token()
     set_up_logging(log_level)
     from core.node.agent import run_node
     from core.node.settings import NodeSettings
@@ -93,6 +95,7 @@ def node(
         compiles=compiles,
         transport=transport,
         peer_host=peer_host,
+        local_token=local_token,
     )
     if work_dir is not None:
         _log.warning("--work-dir is reserved: nothing is written there yet")
@@ -112,6 +115,18 @@ def node(
             nursery.cancel_scope.cancel()
 
     run(main, end=leave)
+
+
+def _local_token() -> bytes | None:
+    """Taken out of the environment, where others could read it. Raises ConfigError for what is no token."""
+    given = os.environ.pop(LOCAL_TOKEN, "")
+    try:
+        token = bytes.fromhex(given)
+    except ValueError:
+        token = b""
+    if given and not 16 <= len(token) <= 64:
+        raise ConfigError(f"{LOCAL_TOKEN} is no token", "16 to 64 bytes in hexadecimal are expected", "leave it unset")
+    return token or None
 
 
 class _Teller:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +38,14 @@ from core.interfaces.checkpoint import Source
 from core.interfaces.engine import ClusterStatus
 
 _WATCH_SECONDS = 0.2
+_DAY_SECONDS = 86_400
+
+
+class Rebalance(StrEnum):
+    """The values of --rebalance."""
+
+    AUTO = "auto"
+    NEVER = "never"
 
 
 def serve(
@@ -81,6 +90,21 @@ def serve(
     speculation: Annotated[
         bool, typer.Option(help="Guess from the text itself where that saves steps; never changes an answer.")
     ] = True,
+    recovery_time: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="How long an answer whose machine went away waits for others; 0 ends it at once.",
+            min=0,
+            max=_DAY_SECONDS,
+        ),
+    ] = 120,
+    rebalance: Annotated[
+        Rebalance, typer.Option(help="auto: a plan that is predicted to be better takes the serving one's place.")
+    ] = Rebalance.AUTO,
+    standby: Annotated[
+        bool, typer.Option(help="Nodes without layers hold those in memory that the loss of another node would need.")
+    ] = False,
     trust_remote_code: Annotated[bool, typer.Option(help="Run tokenizer code that the model's repo carries.")] = False,
     hf_cache_dir: CacheDir = None,
     transport: TransportName = "trio-websocket",
@@ -134,6 +158,9 @@ def serve(
         state_dir=state_dir,
         advertise=tuple(advertise or ()),
         announce=announce,
+        recovery_time=recovery_time,
+        rebalance=rebalance is Rebalance.AUTO,
+        standby=standby,
     )
 
     async def main() -> None:
@@ -143,8 +170,8 @@ def serve(
                 typer.echo("friends     each joins with a link of its own, printed by: core invite")
             typer.echo(f"model       {settings.served_model_name}")
             while True:
-                await show_progress(server.coordinator)
-                await _until_lost(server.coordinator)
+                epoch = await show_progress(server.coordinator)
+                await until_replaced(server.coordinator, epoch)
 
     run(main)
 
@@ -187,8 +214,8 @@ async def serving(
         nursery.cancel_scope.cancel()
 
 
-async def show_progress(coordinator: Coordinator) -> None:
-    """Says what happens, with a bar for whatever downloads or loads, until a route is ready."""
+async def show_progress(coordinator: Coordinator) -> int:
+    """Says what happens, with a bar for whatever downloads or loads, until a route is ready: gives its epoch."""
     last = ""
     with Bars() as bars:
         while True:
@@ -202,11 +229,11 @@ async def show_progress(coordinator: Coordinator) -> None:
                 break
             await trio.sleep(_WATCH_SECONDS)
     typer.echo(describe_plan(status))
+    return status.route_epoch
 
 
-async def _until_lost(coordinator: Coordinator) -> None:
-    """Until the route that is ready now is so no more, or another one has taken its place."""
-    epoch = coordinator.status().route_epoch
+async def until_replaced(coordinator: Coordinator, epoch: int) -> None:
+    """Until the route of that epoch is ready no more, or another one has taken its place."""
     while True:
         status = coordinator.status()
         if (status.state, status.route_epoch) != ("ready", epoch):

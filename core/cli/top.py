@@ -15,11 +15,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from core.cli.api_options import own_headers
+from core.cli.api_client import api_client, ask
 from core.cli.console import counted, output, run, show_bytes, table
 from core.cli.options import ApiUrl
 from core.errors import ConfigError, CoreError
-from core.trust.addresses import is_loopback
 
 REFRESH_SECONDS = 1.0
 TIMEOUT_SECONDS = 5.0
@@ -32,24 +31,10 @@ def top(
     """Show a running cluster, live. The API key, if it needs one, is taken from CORE_API_KEY."""
     if not once and not sys.stdout.isatty():
         raise ConfigError("core top needs a terminal", "its output goes elsewhere", "core top --once ends by itself")
-    run(partial(_watch, _address(url), once))
+    run(partial(_watch, api_client(url, TIMEOUT_SECONDS), once))
 
 
-def _address(url: str) -> httpx.URL:
-    try:
-        address = httpx.URL(url.rstrip("/"))
-    except httpx.InvalidURL:
-        address = httpx.URL()
-    if address.scheme not in ("http", "https") or not address.host:
-        raise ConfigError(f"--url {url!r} is no address", "", "give it as http://127.0.0.1:8000")
-    return address
-
-
-async def _watch(url: httpx.URL, once: bool) -> None:
-    # No proxy that the environment names leads to this machine.
-    client = httpx.AsyncClient(
-        base_url=url, headers=own_headers(), timeout=TIMEOUT_SECONDS, trust_env=not is_loopback(url.host)
-    )
+async def _watch(client: httpx.AsyncClient, once: bool) -> None:
     async with client:
         first = view(await _status(client))
         if once:
@@ -70,25 +55,7 @@ async def _view_now(client: httpx.AsyncClient) -> Group | Text:
 
 
 async def _status(client: httpx.AsyncClient) -> dict[str, Any]:
-    try:
-        answer = await client.get("/v1/cluster")
-    except httpx.HTTPError as error:
-        raise CoreError(
-            f"no answer from {client.base_url}", str(error) or type(error).__name__, "is `core serve` running there?"
-        ) from error
-    if answer.status_code == 401:
-        raise ConfigError("the API key is missing or wrong", "", "set CORE_API_KEY to one that the cluster takes")
-    try:
-        status: dict[str, Any] = answer.json()
-        if answer.status_code == 200 and "nodes" in status:
-            return status
-    except (ValueError, TypeError):
-        pass
-    raise CoreError(
-        f"{client.base_url} is no cluster",
-        f"GET /v1/cluster answered with status {answer.status_code} and something else",
-        "give --url the address of a `core serve`",
-    )
+    return await ask(client, "GET", "/v1/cluster", "nodes")
 
 
 def view(status: dict[str, Any]) -> Group:
@@ -108,7 +75,7 @@ def view(status: dict[str, Any]) -> Group:
     if any(node["layers"] for node in nodes):
         parts += ["", _shares(nodes, hops)]
     if status["generations"]:
-        parts += ["", _generations(status["generations"])]
+        parts += ["", _generations(status["generations"]), *_recoveries(status["generations"])]
     return Group(*parts)
 
 
@@ -163,3 +130,12 @@ def _generations(generations: list[dict[str, Any]]) -> Table:
             f"{each['seconds']:.0f} s",
         )
     return shown
+
+
+def _recoveries(generations: list[dict[str, Any]]) -> Iterator[str]:
+    """Why a generation is suspended or failed, and how often one went on after its route had broken."""
+    for each in generations:
+        if each["detail"]:
+            yield f"{each['session']}: {each['detail']}"
+        if each["recoveries"]:
+            yield f"{each['session']}: recovered from {counted(each['recoveries'], 'lost route')}"

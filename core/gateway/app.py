@@ -26,6 +26,7 @@ ROUTES = (
     routes.detokenize,
     routes.health,
     routes.cluster,
+    routes.rebalance,
     watching.events,
     watching.metrics,
     routes.openapi,

@@ -158,6 +158,25 @@ class _Inbox:
         return thing
 
 
+async def with_silences(items: AsyncIterator[T], seconds: float) -> AsyncIterator[T | None]:
+    """`items`, and None each time that none has come for so long. The wait for the next one goes on behind it."""
+    coming: asyncio.Future[T] | None = None
+    try:
+        while True:
+            coming = asyncio.ensure_future(anext(items))
+            while not (await asyncio.wait((coming,), timeout=seconds))[0]:
+                yield None
+            try:
+                item = coming.result()
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        if coming is not None:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
+
+
 @asynccontextmanager
 async def closing(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
     """`items`, which end with the block where they come from a generator."""

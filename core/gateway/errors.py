@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,7 +84,7 @@ def explain(error: BaseException) -> Failure:
             return Failure(429, str(error), type="overloaded", code="overloaded", headers=RETRY_AFTER)
         case DeadlineExceeded():
             kind = "deadline_exceeded"
-            return Failure(504, str(error), type=kind, code=kind, headers=NO_RETRY)
+            return Failure(504, _too_late(error), type=kind, code=kind, headers=NO_RETRY)
         case ShuttingDown():
             return _unavailable("server_shutting_down", str(error))
         case ReaderStalled():
@@ -107,6 +108,19 @@ def answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[
     return Response(content, status_code=failure.status, headers=dict(failure.headers))
 
 
+@contextmanager
+def naming_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """What the engine refuses in the block is refused by the names that the endpoint has for the engine's fields.
+
+    `names` are those that differ, by the engine's.
+    """
+    try:
+        yield
+    except RequestError as error:
+        param = names.get(error.param or "", error.param)
+        raise RequestError(error.title, error.message, error.hint, param=param, code=error.code) from error
+
+
 def _unavailable(kind: str, message: str) -> Failure:
     return Failure(503, message, type=kind, code=kind, headers=RETRY_AFTER)
 
@@ -117,9 +131,15 @@ def _not_ready(error: NotReady) -> str:
     return f"Model is not ready. {counts}{reason}"
 
 
+def _too_late(error: DeadlineExceeded) -> str:
+    more = "allow it more time with 'max_time', within the server's --max-time"
+    return str(DeadlineExceeded(error.title, error.message, f"{error.hint}, or {more}" if error.hint else more))
+
+
 def _route_lost(error: RouteError) -> str:
     text = str(error)
     lost = {"node": error.node, "layers": error.layers}
     unsaid = [f"{what} {name}" for what, name in lost.items() if name and name not in text]
     where = f" ({', '.join(unsaid)})" if unsaid else ""
-    return f"{text}{where}. The cluster plans anew: send the request again."
+    again = "" if error.hint else ". Send the request again."
+    return f"{text}{where}{again}"

@@ -23,7 +23,7 @@ JSON, TEXT, _EVENTS = "application/json", "text/plain", "text/event-stream"
 ABOUT = """\
 Follows the OpenAI API. Fields that a schema doesn't name are refused, but for those of the OpenAI API that ask for
 nothing, which each body lists. The events of a stream end with `data: [DONE]`, or with an error;
-those of a response with one that says how it ended."""
+those of a response with one that says how it ended. Between events that take long come comments (`: waiting`)."""
 
 _FAILURES = {
     400: "The request is malformed, or asks for what can't be had.",

@@ -20,15 +20,16 @@ from core.gateway.answers.completions import CompletionWording
 from core.gateway.answers.responses import ResponseWording
 from core.gateway.answers.wording import Wording
 from core.gateway.bridge import Bridge
-from core.gateway.dialects.dialect import Dialect, Wishes, template_options
+from core.gateway.dialects.dialect import Dialect, template_options
 from core.gateway.dialects.template import template_of
 from core.gateway.dialects.thinking import Thinking
-from core.gateway.errors import MODEL_NOT_FOUND, RETRY_AFTER
+from core.gateway.errors import MODEL_NOT_FOUND, RETRY_AFTER, naming_fields
 from core.gateway.openapi import DOCUMENTED, Documentation
 from core.gateway.schemas.chat import ChatBody, ChatChunk, ChatCompletion
+from core.gateway.schemas.common import Body
 from core.gateway.schemas.completions import Completion, CompletionBody
 from core.gateway.schemas.decoding import Fields, decode
-from core.gateway.schemas.models import Health, Model, Models, Waiting
+from core.gateway.schemas.models import Health, Model, Models, Rebalancing, Waiting
 from core.gateway.schemas.response_objects import Event, ResponseObject
 from core.gateway.schemas.responses import ResponseBody
 from core.gateway.schemas.tokens import DetokenizeBody, Detokenized, TokenizeBody, Tokenized
@@ -70,24 +71,34 @@ class Gateway:
 
     def answer(
         self,
+        body: Body | ResponseBody,
         requests: tuple[GenerationRequest, ...],
         wording: Wording,
-        stream: bool,
         dialect: Dialect | None = None,
     ) -> Answer:
         if dialect is None:
-            return Answer(self.engine, self.bridge, requests, wording, stream)
+            return Answer(self.engine, self.bridge, requests, wording, body.stream, body.names)
         asked = tuple(map(dialect.ask, requests))
-        return Answer(self.engine, self.bridge, asked, wording, stream, dialect.grammar_field)
+        names = {**body.names, "grammar": dialect.grammar_field}
+        return Answer(self.engine, self.bridge, asked, wording, body.stream, names)
 
     async def card(self) -> ModelCard:
         return await self.bridge.call(self.engine.card)
 
-    async def dialect(self, wishes: Wishes) -> Dialect:
+    async def dialect(self, body: ChatBody | ResponseBody) -> Dialect:
         """Raises RequestError for wishes that the model can't honour, NotReady before it is open."""
-        template = template_of((await self.card()).chat_template)
+        wishes, source = body.wishes(), (await self.card()).chat_template
+        if source is None:
+            raise RequestError(
+                "this model has no chat template",
+                "it continues text and takes no messages",
+                "use /v1/completions with a prompt",
+                param=body.names["prompt"],
+            )
+        template = template_of(source)
         options = template_options(template, wishes)
-        thinking = await self._thinking(options) if template.thinks else Thinking.NONE
+        with naming_fields(body.names):
+            thinking = await self._thinking(options) if template.thinks else Thinking.NONE
         return Dialect(template, wishes, options, thinking)
 
     async def _thinking(self, options: Mapping[str, Any]) -> Thinking:
@@ -142,9 +153,8 @@ async def chat_completions(request: AnyRequest) -> ASGIApp:
     gateway, body = gateway_of(request), await read(request, ChatBody)
     gateway.check(body.model)
     requests = body.generations(request.auth, await gateway.deadline(body.max_time))
-    dialect = await gateway.dialect(body.wishes())
-    wording = ChatWording(gateway.model, body, len(requests), dialect)
-    return gateway.answer(requests, wording, body.stream, dialect)
+    dialect = await gateway.dialect(body)
+    return gateway.answer(body, requests, ChatWording(gateway.model, body, len(requests), dialect), dialect)
 
 
 @post("/v1/responses", status_code=200, opt={DOCUMENTED: Documentation(ResponseObject, ResponseBody, Event)})
@@ -153,8 +163,8 @@ async def responses(request: AnyRequest) -> ASGIApp:
     gateway, body = gateway_of(request), await read(request, ResponseBody)
     gateway.check(body.model)
     requests = (body.generation(request.auth, await gateway.deadline(body.max_time)),)
-    dialect = await gateway.dialect(body.wishes())
-    return gateway.answer(requests, ResponseWording(gateway.model, body, dialect.reader()), body.stream, dialect)
+    dialect = await gateway.dialect(body)
+    return gateway.answer(body, requests, ResponseWording(gateway.model, body, dialect.reader()), dialect)
 
 
 @post("/v1/completions", status_code=200, opt={DOCUMENTED: Documentation(Completion, CompletionBody, Completion)})
@@ -164,16 +174,14 @@ async def completions(request: AnyRequest) -> ASGIApp:
     gateway.check(body.model)
     requests = body.generations(request.auth, await gateway.deadline(body.max_time))
     echoes = [await _text(gateway, prompt) for prompt in body.prompts()] if body.echo else []
-    return gateway.answer(requests, CompletionWording(gateway.model, body, len(requests), echoes), body.stream)
+    return gateway.answer(body, requests, CompletionWording(gateway.model, body, len(requests), echoes))
 
 
 async def _text(gateway: Gateway, prompt: str | tuple[int, ...]) -> str:
     if isinstance(prompt, str):
         return prompt
-    try:
+    with naming_fields({"tokens": "prompt"}):
         return await gateway.bridge.call(gateway.engine.detokenize, prompt)
-    except RequestError as error:
-        raise RequestError(error.title, error.message, error.hint, param="prompt", code=error.code) from error
 
 
 @post("/tokenize", status_code=200, opt={DOCUMENTED: Documentation(Tokenized, TokenizeBody)})
@@ -181,7 +189,9 @@ async def tokenize(request: AnyRequest) -> Tokenized:
     """Tells the tokens of a prompt."""
     gateway, body = gateway_of(request), await read(request, TokenizeBody)
     gateway.check(body.model)
-    tokens: tuple[int, ...] = await gateway.bridge.call(gateway.engine.tokenize, body.text())
+    text = body.text()
+    with naming_fields(body.names):
+        tokens: tuple[int, ...] = await gateway.bridge.call(gateway.engine.tokenize, text)
     return Tokenized(len(tokens), (await gateway.card()).context_length, tokens)
 
 
@@ -207,6 +217,13 @@ async def health(request: AnyRequest) -> Response[Health | Waiting]:
 async def cluster(request: AnyRequest) -> ClusterStatus:
     """Describes the cluster: its nodes, who holds which layers, and who is left out."""
     return await gateway_of(request).status()
+
+
+@post("/v1/cluster/rebalance", status_code=200, opt={DOCUMENTED: Documentation(Rebalancing)})
+async def rebalance(request: AnyRequest) -> Rebalancing:
+    """Has a plan made with all nodes that are there, and says what becomes of it."""
+    gateway = gateway_of(request)
+    return Rebalancing(await gateway.bridge.call(gateway.engine.rebalance))
 
 
 @get("/openapi.json", opt={DOCUMENTED: Documentation(dict[str, Any])})

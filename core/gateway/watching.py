@@ -33,7 +33,7 @@ async def metrics(request: AnyRequest) -> Response[bytes]:
 
 @get("/v1/cluster/events", opt={DOCUMENTED: Documentation(event=SessionStatus)})
 async def events(request: AnyRequest) -> ASGIApp:
-    """Tells what becomes of generations, as it happens: phase, progress, speed, and why one failed."""
+    """Tells what becomes of generations, as it happens: phase, progress, speed, and why one is suspended or failed."""
     gateway = gateway_of(request)
     return Watch(gateway.engine, gateway.bridge)
 

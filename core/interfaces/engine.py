@@ -40,7 +40,7 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One generation. A sampling field that is None takes the model's own default, or else the API's.
+    """One generation. A sampling field that is None takes the model's own default, or else OpenAI's.
 
     `prompt` is text, token ids or a conversation. `temperature` 0 is greedy. `max_tokens` None means up to the
     context limit; 0 evaluates the prompt alone. `logit_bias` is added to the logits of those token ids. `logprobs` is
@@ -185,11 +185,15 @@ class ClusterStatus:
 
 
 class Engine(Protocol):
-    """Lives in trio: all of it is called from the trio thread."""
+    """Lives in trio: all of it is called from the trio thread.
+
+    The `param` of a RequestError is the field of GenerationRequest that is wrong, or of a Conversation its `tools` or
+    `template_options`, or the argument of the method that was called.
+    """
 
     @property
     def served_model(self) -> str:
-        """The name under which the API offers the model."""
+        """The name under which the model is offered."""
 
     @property
     def created(self) -> int:
@@ -211,6 +215,12 @@ class Engine(Protocol):
 
     def card(self) -> ModelCard:
         """Raises NotReady before the model is open."""
+
+    async def rebalance(self) -> str:
+        """Has the next plan made of all nodes that are there, and says in a sentence what becomes of it.
+
+        Raises NotReady before the model is open.
+        """
 
     async def tokenize(self, prompt: str | Conversation) -> tuple[int, ...]:
         """The ids of a prompt, as a generation would have them. Raises NotReady or RequestError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["waiting", "prefill", "decode", "done", "failed"]
+Phase = Literal["waiting", "prefill", "decode", "suspended", "done", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,8 +13,9 @@ class SessionStatus:
     """One generation at one moment. `prefilled` of its prompt's tokens have been sent through the route.
 
     `cached_tokens` of those were found in the nodes' caches; `tokens` are decoded, at `tokens_per_second` lately.
-    `drafted` tokens were guessed ahead, of which `accepted` came true. `seconds` since it came; `detail` says why it
-    failed.
+    `drafted` tokens were guessed ahead, of which `accepted` came true. `seconds` since it came. A `suspended` one
+    waits for another route, since its own broke; `recoveries` counts how often it went on after that. `detail` says why
+    it is suspended, or failed.
     """
 
     session: int
@@ -29,6 +30,7 @@ class SessionStatus:
     accepted: int
     seconds: float
     detail: str = ""
+    recoveries: int = 0
 
 
 @dataclass(frozen=True, slots=True)

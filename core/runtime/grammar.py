@@ -47,14 +47,13 @@ class Grammars:
         if grammar.trigger:
             grammars.insert(0, {"name": "start", "lark_grammar": self._from_trigger(grammar)})
         matcher = LLMatcher(self._vocabulary, json.dumps({"grammars": grammars}), log_level=0)
-        param = None if grammar.kind == "lark" else "response_format"
         if matcher.is_error():
             raise RequestError(
-                "the grammar can't be compiled", _one_line(matcher.get_error()), "change it", param=param
+                "the grammar can't be compiled", _one_line(matcher.get_error()), "change it", param="grammar"
             )
         matcher.compute_bitmask()
         if matcher.is_error():
-            raise RequestError("nothing can be written that fits the grammar", hint="change it", param=param)
+            raise RequestError("nothing can be written that fits the grammar", hint="change it", param="grammar")
         return matcher
 
     def _body(self, grammar: Grammar) -> dict[str, Any]:
@@ -70,13 +69,13 @@ class Grammars:
         try:
             schema = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise RequestError("the schema is not JSON", str(error), param="response_format") from None
+            raise RequestError("the schema is not JSON", str(error), param="grammar") from None
         if fault := self._fault(schema):
             raise RequestError(
                 "the JSON schema can't be enforced",
                 f"at {self._place(schema, fault) or 'its root'}: {_one_line(fault)}",
                 "change it",
-                param="response_format",
+                param="grammar",
             )
         return schema
 
@@ -125,7 +124,9 @@ class Grammars:
     def _vocabulary(self) -> LLTokenizer:
         words = _Vocabulary(self._tokenizer)
         if not words.eos_ids:
-            raise RequestError("this model can't follow a grammar", "it has no token with which to end")
+            raise RequestError(
+                "this model can't follow a grammar", "it has no token with which to end", param="grammar"
+            )
         return LLTokenizer(TokenizerWrapper(words), eos_token=words.eos_ids)
 
 

@@ -63,7 +63,7 @@ class Tokenizer:
         # A template is a program of the model's makers: it raises for wrong roles, and trips over other contents.
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise RequestError(
-                "the model's chat template refuses these messages", str(error), "change the messages", param="messages"
+                "the model's chat template refuses these messages", str(error), "change the messages", param="prompt"
             ) from error
         return list(ids)
 
@@ -73,8 +73,8 @@ class Tokenizer:
             raise RequestError(
                 "this model has no chat template",
                 "it continues text and takes no messages",
-                "use /v1/completions with a prompt",
-                param="messages",
+                "give it a text instead",
+                param="prompt",
             )
         source: str = self._inner.get_chat_template(tools=tools)
         if tools and not _names("tools", source):
@@ -85,7 +85,7 @@ class Tokenizer:
                 raise RequestError(
                     f"this model's chat template has no option {option!r}",
                     hint="leave it out",
-                    param="chat_template_kwargs",
+                    param="template_options",
                 )
         return source
 

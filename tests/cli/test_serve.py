@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -10,11 +12,13 @@ import trio
 from typer.testing import CliRunner
 
 from core.cli import app
-from core.cli.serve import serving
+from core.cli import serve as command
+from core.cli.serve import serving, show_progress, until_replaced
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import ConfigError, sole_error
 from core.gateway.settings import ApiSettings
 from core.interfaces.checkpoint import Source
+from core.interfaces.engine import ClusterStatus
 from core.testing.checkpoints import tiny_checkpoint
 
 
@@ -51,3 +55,76 @@ async def test_an_api_that_is_open_to_everyone_says_so(
             url = server.url.replace("0.0.0.0", "127.0.0.1")
             assert (await client.get(f"{url}/v1/models")).status_code == (401 if api.keys else 200)
     assert any("WARNING" in line and "everyone" in line for line in told) == warned
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], (120.0, True, False)),
+        (["--recovery-time", "0", "--rebalance", "never", "--standby"], (0.0, False, True)),
+        (["--recovery-time", "7.5", "--rebalance", "auto", "--no-standby"], (7.5, True, False)),
+    ],
+)
+def test_what_becomes_of_a_lost_machine_is_told_to_the_coordinator(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], told: tuple[float, bool, bool]
+) -> None:
+    made: list[CoordinatorSettings] = []
+
+    def settings_of(**fields: Any) -> CoordinatorSettings:
+        made.append(CoordinatorSettings(**fields))
+        return made[0]
+
+    monkeypatch.setattr(command, "CoordinatorSettings", settings_of)
+    monkeypatch.setattr(command, "run", lambda main: None)
+    result = CliRunner().invoke(app, ["serve", "--model", "any/model", *options])
+    assert result.exit_code == 0, result.output
+    assert (made[0].recovery_time, made[0].rebalance, made[0].standby) == told
+
+
+class Played:
+    """A coordinator whose status is the next of these each time, and at the end the last."""
+
+    def __init__(self, *statuses: ClusterStatus) -> None:
+        self._statuses = list(statuses)
+
+    def status(self) -> ClusterStatus:
+        return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
+
+
+LOADING = ClusterStatus(
+    model="tiny",
+    state="loading",
+    detail="n1 loads",
+    progress=None,
+    required_nodes=1,
+    ready_nodes=0,
+    route_epoch=1,
+    layers=4,
+    sessions=0,
+    tokens_per_second=0.0,
+    quant="fp16",
+    dtype="fp32",
+    wire_dtype="fp32",
+    nodes=(),
+    left_out={},
+)
+READY = replace(LOADING, state="ready", detail="")
+
+
+@pytest.mark.parametrize(
+    ("later", "lines"),
+    [
+        ([replace(READY, route_epoch=2)], ["ready", "plan 2"]),
+        ([LOADING, replace(READY, route_epoch=2)], ["loading: n1 loads", "ready", "plan 2"]),
+    ],
+)
+async def test_a_plan_that_takes_anothers_place_is_printed(
+    later: list[ClusterStatus], lines: list[str], capsys: pytest.CaptureFixture[str], autojump_clock: object
+) -> None:
+    played: Any = Played(LOADING, READY, READY, READY, later[0], *later)
+    with trio.fail_after(60):
+        epoch = await show_progress(played)
+        await until_replaced(played, epoch)
+        assert await show_progress(played) == 2
+    told = [line.partition(": 4 layers")[0] for line in capsys.readouterr().out.splitlines() if line]
+    assert told == ["loading: n1 loads", "ready", "plan 1", *lines]

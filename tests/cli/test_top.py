@@ -57,6 +57,8 @@ STATUS: dict[str, Any] = {
             "drafted": 40,
             "accepted": 30,
             "seconds": 31.0,
+            "detail": "",
+            "recoveries": 0,
         }
     ],
 }
@@ -86,6 +88,22 @@ def test_what_is_too_long_for_a_table_is_said_below_it(monkeypatch: pytest.Monke
     lines = [line.rstrip() for line in shown(STATUS, 200, monkeypatch).splitlines()]
     assert f"bert-7axzq2kd: {BATTERY}" in lines
     assert f"annas-gaming-computer-3foptdso: {RELAYED}" in lines
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_generations_that_wait_for_another_route_say_why(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    (running,) = STATUS["generations"]
+    suspended = running | {"phase": "suspended", "detail": "node 'carl' with layers [30, 48) was lost", "recoveries": 2}
+    recovered = running | {"session": 13, "recoveries": 1}
+    text = shown(STATUS | {"generations": [suspended, recovered]}, columns, monkeypatch)
+    lines = [line.rstrip() for line in text.splitlines()]
+    assert max(map(len, lines)) <= columns
+    assert ["12", "suspended", "4000"] in [line.split()[:3] for line in lines]
+    assert lines[-3:] == [
+        "12: node 'carl' with layers [30, 48) was lost",
+        "12: recovered from 2 lost routes",
+        "13: recovered from 1 lost route",
+    ]
 
 
 def test_before_anybody_has_joined_there_are_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:

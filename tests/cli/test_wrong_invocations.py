@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import httpx
@@ -9,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from core.cli import app
-from core.cli.top import _status as ask_status
+from core.cli.api_client import ask
+from core.cli.node import _local_token
+from core.coordinator.local_nodes import LOCAL_TOKEN
 from core.errors import ConfigError, CoreError, sole_error
 
 SERVE = ("serve", "--model", "any", "--node-port", "0", "--api-port", "0")
@@ -34,6 +37,9 @@ def refusal(*arguments: str) -> str:
         ((*SERVE, "--served-model-name", ""), "--served-model-name is empty"),
         ((*SERVE, "--min-nodes", "3", "--max-nodes", "2"), "--max-nodes 2"),
         ((*SERVE, "--threads", "100000"), "--threads"),
+        ((*SERVE, "--recovery-time", "-1"), "--recovery-time"),
+        ((*SERVE, "--recovery-time", "inf"), "--recovery-time"),
+        ((*SERVE, "--rebalance", "always"), "--rebalance"),
         ((*SERVE, "--target-node-memory-gb", "inf"), "--target-node-memory-gb"),
         ((*PLAN, "a=1gb", "--node", "a=2gb"), "2 nodes are called 'a'"),
         ((*PLAN, "1gb", "--min-nodes", "3", "--max-nodes", "2"), "--max-nodes 2"),
@@ -45,6 +51,7 @@ def refusal(*arguments: str) -> str:
         (("top", "--once", "--url", "127.0.0.1:8000"), "--url '127.0.0.1:8000'"),
         (("top", "--once", "--url", "ftp://here"), "--url 'ftp://here'"),
         (("top",), "core top --once"),
+        (("rebalance", "--url", "127.0.0.1:8000"), "--url '127.0.0.1:8000'"),
     ],
 )
 def test_it_says_what_is_wrong(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
@@ -67,4 +74,22 @@ async def test_what_answers_may_be_no_cluster(answer: httpx.Response) -> None:
     transport = httpx.MockTransport(lambda _: answer)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
         with pytest.raises(CoreError, match=f"answered with status {answer.status_code}"):
-            await ask_status(client)
+            await ask(client, "GET", "/v1/cluster", "nodes")
+
+
+@pytest.mark.parametrize("token", ["no hexadecimal", "00" * 15, "00" * 65])
+def test_a_token_of_a_coordinator_that_is_none_is_refused_and_kept_from_others(
+    token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LOCAL_TOKEN, token)
+    said = refusal("node")
+    assert f"{LOCAL_TOKEN} is no token" in said
+    assert token not in said
+    assert LOCAL_TOKEN not in os.environ
+
+
+def test_a_token_of_a_coordinator_is_taken_out_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOCAL_TOKEN, "ab" * 16)
+    assert _local_token() == bytes.fromhex("ab" * 16)
+    assert LOCAL_TOKEN not in os.environ
+    assert _local_token() is None

@@ -48,11 +48,12 @@ class FakeEngine:
     state: str = "ready"
     left_out: dict[str, str] = field(default_factory=dict)
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    chat_template: str = ""
+    chat_template: str | None = ""
     prompt_end: str = ""
 
     requests: list[GenerationRequest] = field(default_factory=list)
     given: int = 0
+    rebalanced: int = 0
     most: int = 0
     sessions: int = 0
     changed: trio.Condition = field(default_factory=trio.Condition)
@@ -107,7 +108,8 @@ class FakeEngine:
 
     async def _watched(self) -> AsyncIterator[SessionStatus]:
         yield SessionStatus(1, "prefill", 1, 100, 20, 60, 0, 0.0, 0, 0, 0.5)
-        yield SessionStatus(1, "failed", 1, 100, 20, 100, 3, 9.5, 0, 0, 0.9, "node 'n1' was lost")
+        yield SessionStatus(1, "suspended", 1, 100, 20, 60, 0, 0.0, 0, 0, 0.7, "node 'n2' was lost", 1)
+        yield SessionStatus(1, "failed", 1, 100, 20, 100, 3, 9.5, 0, 0, 0.9, "node 'n1' was lost", 1)
 
     def card(self) -> ModelCard:
         if self.state != "ready":
@@ -115,6 +117,11 @@ class FakeEngine:
         return ModelCard(
             self.served_model, self.created, context_length=4096, vocab_size=256, chat_template=self.chat_template
         )
+
+    async def rebalance(self) -> str:
+        self.card()
+        self.rebalanced += 1
+        return "plan 2 is being loaded"
 
     async def tokenize(self, prompt: str | Conversation) -> tuple[int, ...]:
         """A token is a byte. A conversation ends as the template of a model that thinks may end it."""

@@ -174,7 +174,7 @@ async def test_choices_stream_side_by_side(client: httpx.AsyncClient) -> None:
 
 
 async def test_what_refuses_one_of_several_choices_refuses_the_request(client: httpx.AsyncClient, engine: Any) -> None:
-    engine.refusal = RequestError("too long", param="messages")
+    engine.refusal = RequestError("too long", param="prompt")
     for stream in (False, True):
         response = await client.post("/v1/chat/completions", json={**CHAT, "n": 4, "stream": stream})
         assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")

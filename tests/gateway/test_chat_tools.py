@@ -336,9 +336,10 @@ async def test_a_call_whose_arguments_are_no_object_is_told_as_it_was(client: ht
 @pytest.mark.parametrize(
     ("fields", "told", "param"),
     [
-        ({"tool_choice": "required"}, None, "tools"),
-        ({"tools": [], "response_format": {"type": "json_object"}}, "response_format", "response_format"),
-        ({"tool_choice": "required"}, "messages", "messages"),
+        ({"tool_choice": "required"}, "grammar", "tools"),
+        ({"response_format": {"type": "json_object"}}, "grammar", "response_format"),
+        ({"tools": [], "response_format": {"type": "json_object"}}, "grammar", "response_format"),
+        ({"tool_choice": "required"}, "prompt", "messages"),
         ({}, None, None),
     ],
 )

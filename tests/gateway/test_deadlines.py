@@ -27,6 +27,7 @@ ENDPOINTS = {
     "/v1/responses": {"model": "org/tiny", "input": "hi"},
 }
 UP = DeadlineExceeded("the request's time was up", "it was waiting for room", "try again later")
+MORE_TIME = "allow it more time with 'max_time', within the server's --max-time"
 
 every_endpoint = pytest.mark.parametrize("path", ENDPOINTS)
 
@@ -65,11 +66,17 @@ async def test_before_it_is_admitted_it_is_an_http_error(
     answer = await client.post(path, json={**ENDPOINTS[path], "stream": stream})
     assert answer.status_code == 504
     assert answer.json()["error"] == {
-        "message": "the request's time was up: it was waiting for room (try again later)",
+        "message": f"the request's time was up: it was waiting for room (try again later, or {MORE_TIME})",
         "type": "deadline_exceeded",
         "param": None,
         "code": "deadline_exceeded",
     }
+
+
+async def test_more_time_may_be_all_that_helps(client: httpx.AsyncClient, engine: Any) -> None:
+    engine.refusal = DeadlineExceeded("the request's time was up", "3 tokens were decoded")
+    answer = await client.post("/v1/completions", json=ENDPOINTS["/v1/completions"])
+    assert answer.json()["error"]["message"] == f"the request's time was up: 3 tokens were decoded ({MORE_TIME})"
 
 
 @every_endpoint

@@ -44,13 +44,13 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
             RouteError("the route broke", "n left", "wait", node="n7", layers="[4, 8)"),
             503,
             "route_lost",
-            "the route broke: n left (wait) (node n7, layers [4, 8)). The cluster plans anew: send the request again.",
+            "the route broke: n left (wait) (node n7, layers [4, 8))",
         ),
         (
             RouteError("n7 with [4, 8) left", node="n7", layers="[4, 8)"),
             503,
             "route_lost",
-            "n7 with [4, 8) left. The cluster plans anew: send the request again.",
+            "n7 with [4, 8) left. Send the request again.",
         ),
         (RequestError("too long", "9 > 8", param="prompt"), 400, "invalid_request_error", "too long: 9 > 8"),
         (Overloaded("64 sessions run", "no more", "wait"), 429, "overloaded", "64 sessions run: no more (wait)"),
@@ -80,9 +80,9 @@ async def test_what_refuses_a_generation_is_an_http_error(
 
 
 async def test_a_request_error_keeps_param_and_code(client: httpx.AsyncClient, engine: Any) -> None:
-    engine.refusal = RequestError("too long", param="messages", code="context_length_exceeded")
+    engine.refusal = RequestError("too long", param="prompt", code="context_length_exceeded")
     error = error_of(await client.post("/v1/completions", json=COMPLETION))
-    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
 
 
 async def test_an_unexpected_error_is_logged(

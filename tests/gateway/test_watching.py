@@ -23,15 +23,24 @@ async def test_metrics_are_read_by_prometheus_own_parser(client: httpx.AsyncClie
     assert (found["core_ttft_seconds_count", ()], found["core_ttft_seconds_sum", ()]) == (3, 2.5)
 
 
-async def test_events_tell_phases_and_failures(client: httpx.AsyncClient) -> None:
+async def test_events_tell_phases_recoveries_and_failures(client: httpx.AsyncClient) -> None:
     async with client.stream("GET", "/v1/cluster/events") as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         lines = [line async for line in answer.aiter_lines() if line]
     told = [json.loads(line.removeprefix("data: ")) for line in lines]
-    assert [(each["phase"], each["prefilled"], each["detail"]) for each in told] == [
-        ("prefill", 60, ""),
-        ("failed", 100, "node 'n1' was lost"),
+    assert [(each["phase"], each["prefilled"], each["detail"], each["recoveries"]) for each in told] == [
+        ("prefill", 60, "", 0),
+        ("suspended", 60, "node 'n2' was lost", 1),
+        ("failed", 100, "node 'n1' was lost", 1),
     ]
+
+
+async def test_the_document_describes_recoveries(client: httpx.AsyncClient) -> None:
+    described = (await client.get("/openapi.json")).json()
+    status = described["components"]["schemas"]["SessionStatus"]
+    assert "suspended" in status["properties"]["phase"]["enum"]
+    assert "recoveries" in status["properties"]
+    assert "recoveries" in status["description"]
 
 
 async def test_before_the_model_is_open_there_are_no_events(client: httpx.AsyncClient, engine: Any) -> None:

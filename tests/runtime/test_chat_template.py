@@ -67,7 +67,7 @@ def test_a_developer_is_the_system_where_the_template_knows_none(template: str, 
     ("conversation", "param"),
     [
         (Conversation((HELLO,), tools=(TOOL,)), "tools"),
-        (Conversation((HELLO,), template_options={"enable_thinking": False}), "chat_template_kwargs"),
+        (Conversation((HELLO,), template_options={"enable_thinking": False}), "template_options"),
     ],
 )
 def test_what_the_template_would_pass_over_is_refused(conversation: Conversation, param: str) -> None:
@@ -80,17 +80,17 @@ def test_what_the_template_would_pass_over_is_refused(conversation: Conversation
 def test_an_option_can_not_change_how_the_template_is_used(option: str) -> None:
     with pytest.raises(RequestError, match=option) as caught:
         rendered(RICH + "{# chat_template tokenize conversation padding #}", options(option))
-    assert caught.value.param == "chat_template_kwargs"
+    assert caught.value.param == "template_options"
 
 
 def options(name: str) -> Conversation:
     return Conversation((HELLO,), template_options={name: "{{ 1 }}"})
 
 
-def test_a_model_without_a_chat_template_points_to_completions() -> None:
-    with pytest.raises(RequestError, match="/v1/completions") as caught:
+def test_a_model_without_a_chat_template_takes_no_messages() -> None:
+    with pytest.raises(RequestError, match="takes no messages") as caught:
         Tokenizer(oracle_with(None)).encode_chat(Conversation((HELLO,)))
-    assert caught.value.param == "messages"
+    assert caught.value.param == "prompt"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_model_without_a_chat_template_points_to_completions() -> None:
 def test_a_template_that_refuses_is_quoted(messages: list[dict[str, Any]], told: str) -> None:
     with pytest.raises(RequestError, match=told) as caught:
         rendered(PLAIN, Conversation(tuple(messages)))
-    assert caught.value.param == "messages"
+    assert caught.value.param == "prompt"
 
 
 @pytest.mark.parametrize("body", ["{{ 1 / 0 }}", "{{ messages[9].role.x }}", "{{ {}.missing.x }}", "{% bad"])

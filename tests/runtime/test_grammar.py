@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerFast
 from core.errors import RequestError, StageError
 from core.interfaces.engine import Grammar
 from core.runtime.grammar import Grammars
-from core.runtime.sampling import Sampler, SamplingParams, choose
+from core.runtime.sampling import Sampler, choose
+from core.runtime.sampling_params import SamplingParams
 from core.runtime.tokenizer import Tokenizer
 
 EOS, CALL, MARK = "<eos>", "[CALL]", "<mark>"
@@ -214,7 +215,7 @@ def test_a_token_that_does_not_fit_is_an_error_of_this_session(tokenizer: Tokeni
 def test_a_schema_that_can_not_be_enforced_is_refused_and_the_place_told(schema: Any, place: str, told: str) -> None:
     with pytest.raises(RequestError, match=told) as caught:
         Grammars(TOKENIZERS["byte-level"]).matcher(Grammar("json_schema", json.dumps(schema)))
-    assert caught.value.param == "response_format"
+    assert caught.value.param == "grammar"
     assert caught.value.message.startswith(f"at {place}: ")
 
 
@@ -222,13 +223,13 @@ def test_a_schema_that_can_not_be_enforced_is_refused_and_the_place_told(schema:
 def test_a_schema_that_is_not_json_is_refused(text: str) -> None:
     with pytest.raises(RequestError) as caught:
         Grammars(TOKENIZERS["byte-level"]).matcher(Grammar("json_schema", text))
-    assert caught.value.param == "response_format"
+    assert caught.value.param == "grammar"
 
 
 def test_a_schema_that_nothing_fits_is_refused() -> None:
     with pytest.raises(RequestError, match="nothing can be written that fits") as caught:
         Grammars(TOKENIZERS["byte-level"]).matcher(Grammar("json_schema", '{"$ref": "#"}'))
-    assert caught.value.param == "response_format"
+    assert caught.value.param == "grammar"
 
 
 @pytest.mark.parametrize("trigger", ["", "<ff>"])

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from core.errors import DeadlineExceeded, RequestError
+from core.errors import DeadlineExceeded
 from core.gateway.answers.generations import Outcome, Step, generate_all
 from core.gateway.answers.wording import Wording
-from core.gateway.bridge import Bridge, while_connected
-from core.gateway.errors import explain
+from core.gateway.bridge import Bridge, closing, while_connected, with_silences
+from core.gateway.errors import explain, naming_fields
 from core.interfaces.engine import Delta, Engine, GenerationRequest
 
 STREAM_HEADERS = [
@@ -21,6 +21,10 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+SILENCE = 5.0
+"""Seconds without an event after which a stream sends a comment, so that nobody on the way takes it for dead."""
+COMMENT = b": waiting\n\n"
+"""Readers of server-sent events pass over it."""
 
 
 @dataclass(slots=True)
@@ -28,7 +32,7 @@ class Answer:
     """An ASGI application that answers one request: it runs the generations for as long as the client is there.
 
     They are admitted before the first header goes out, so that whatever refuses one is a plain HTTP error.
-    `grammar_field` is the request's field from which the generations' grammar came, if they have one.
+    `names` are the endpoint's own of the engine's fields: see `naming_fields`.
     """
 
     engine: Engine
@@ -36,19 +40,11 @@ class Answer:
     requests: tuple[GenerationRequest, ...]
     wording: Wording
     stream: bool
-    grammar_field: str | None = None
+    names: Mapping[str, str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
+        with naming_fields(self.names):
             await while_connected(receive, self._answer(scope, receive, send))
-        except RequestError as error:
-            raise self._naming_the_field(error) from error
-
-    def _naming_the_field(self, error: RequestError) -> RequestError:
-        """The engine knows no fields of tools, and one name for the field of a format."""
-        if self.grammar_field is None or error.param not in (None, "response_format"):
-            return error
-        return RequestError(error.title, error.message, error.hint, param=self.grammar_field, code=error.code)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.bridge.open(generate_all, self.engine, self.requests) as generated:
@@ -68,9 +64,10 @@ class Answer:
         try:
             for each in self.wording.opening():
                 yield each
-            async for step in steps:
-                for each in self.wording.step(step):
-                    yield each
+            with naming_fields(self.names):
+                async for step in steps:
+                    for each in self.wording.step(step):
+                        yield each
             for each in self.wording.closing():
                 yield each
         except Exception as error:
@@ -98,8 +95,9 @@ async def in_time(steps: AsyncIterator[Step], choices: int, wording: Wording) ->
 
 
 async def send_stream(events: AsyncIterator[bytes], send: Send) -> None:
-    """Server-sent events, framed already, as the body of an answer."""
+    """Server-sent events, framed already, as the body of an answer, with comments where they are silent."""
     await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-    async for each in events:
-        await send({"type": "http.response.body", "body": each, "more_body": True})
+    async with closing(with_silences(events, SILENCE)) as told:
+        async for each in told:
+            await send({"type": "http.response.body", "body": each or COMMENT, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -80,10 +80,8 @@ class Dialect:
         self._grammar = self._held_to()
 
     @property
-    def grammar_field(self) -> str | None:
-        """The request's field whose wishes the grammar is for, if there is one."""
-        if self._grammar is None:
-            return None
+    def grammar_field(self) -> str:
+        """The request's field whose wishes the grammar is for, where there is one."""
         return "tools" if self._wishes.schema is None or self._wishes.required else self._wishes.schema_field
 
     def ask(self, request: GenerationRequest) -> GenerationRequest:

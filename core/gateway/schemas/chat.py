@@ -74,6 +74,15 @@ class ChatBody(Body, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
+    @property
+    def names(self) -> dict[str, str]:
+        return {
+            "prompt": "messages",
+            "template_options": "chat_template_kwargs",
+            "max_tokens": "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens",
+            "deadline": "max_time",
+        }
+
     def wishes(self) -> Wishes:
         """What is asked of the text. Raises RequestError for fields that conflict."""
         functions = [tool.function.function() for tool in self.tools]

@@ -78,6 +78,11 @@ class Body(Fields, kw_only=True):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The endpoint's own names of an engine's fields, where they differ: see `naming_fields`."""
+        return {"deadline": "max_time"}
+
     def generations(self, client: str = "", deadline: float = math.inf) -> tuple[GenerationRequest, ...]:
         """What the engine is asked for, in the order of the choices. Raises RequestError for fields that conflict."""
         if self.stream_options and not self.stream:

@@ -31,6 +31,10 @@ class CompletionBody(Body, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool = False
 
+    @property
+    def names(self) -> dict[str, str]:
+        return {"prompt_logprobs": "logprobs", "deadline": "max_time"}
+
     def prompts(self) -> Sequence[str | tuple[int, ...]]:
         """Raises RequestError for what is no prompt, and for more text or log probabilities than are taken."""
         prompts = self._listed()

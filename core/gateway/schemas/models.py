@@ -1,4 +1,4 @@
-"""`/v1/models` and `/health`."""
+"""`/v1/models`, `/health` and `/v1/cluster/rebalance`."""
 
 from __future__ import annotations
 
@@ -36,3 +36,9 @@ class Waiting(Struct):
     detail: str
     required_nodes: int
     ready_nodes: int
+
+
+class Rebalancing(Struct):
+    """`message` says what becomes of it."""
+
+    message: str

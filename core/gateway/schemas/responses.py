@@ -137,6 +137,16 @@ class ResponseBody(Fields, kw_only=True):
                 return {**fields, "input": [_typed(item) for item in items]}
         return fields
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The endpoint's own names of an engine's fields, where they differ: see `naming_fields`."""
+        return {
+            "prompt": "input",
+            "template_options": "reasoning.effort",
+            "max_tokens": "max_output_tokens",
+            "deadline": "max_time",
+        }
+
     def generation(self, client: str, deadline: float) -> GenerationRequest:
         """What the engine is asked for. Raises RequestError for fields that conflict."""
         return GenerationRequest(

@@ -36,6 +36,11 @@ class TokenizeBody(Fields, kw_only=True):
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     add_special_tokens: bool | None = None
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The endpoint's own names of an engine's fields, where they differ: see `naming_fields`."""
+        return {} if self.messages is None else {"prompt": "messages", "template_options": "chat_template_kwargs"}
+
     def text(self) -> str | Conversation:
         """What is to be tokenized. Raises RequestError for fields that conflict, and for too much text."""
         if (self.prompt is None) == (self.messages is None):
