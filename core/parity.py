@@ -34,8 +34,10 @@ from torch import Tensor
 
 from core.blocks import RMSNorm, RotaryEmbedding, gelu_tanh
 from core.errors import StageError
+from core.interfaces.architecture import LayerStack
 from core.interfaces.dtypes import DType
 from core.runtime.device import torch_dtype
+from core.runtime.held_layers import Parts
 from core.runtime.kv_cache import CacheStore, SegmentBatch
 from core.runtime.model import Model, Precision
 
@@ -103,12 +105,27 @@ def run_operations(precision: Precision, device: torch.device) -> Results:
     return {name: _told(name, call, device) for name, call in _operations(precision, device).items()}
 
 
-@torch.inference_mode()
-def run_layer(model: Model, layer: int, precision: Precision, device: torch.device) -> Results:
-    """What `layer` adds to a prompt, and to tokens after it, computed in turn. Its weights are read, and let go of."""
+def run_layer(
+    model: Model,
+    layer: int,
+    precision: Precision,
+    device: torch.device,
+    seen: Callable[[str], None] | None = None,
+    parts: Parts | None = None,
+) -> Results:
+    """What `layer` adds to a prompt, and to tokens after it, computed in turn.
+
+    Its weights are read, unless `parts` has them (see `Model.load_layers`).
+    """
     only = range(layer, layer + 1)
-    stack, caches = model.load_layers(only, precision, device), CacheStore(only)
-    hidden = fixed_values(ROWS + DECODED, model.spec.hidden_size, seed=9).to(device)
+    stack = model.load_layers(only, precision, device, None, seen, parts)
+    return _run_layer(stack, layer, model.spec.hidden_size, device)
+
+
+@torch.inference_mode()
+def _run_layer(stack: LayerStack, layer: int, hidden_size: int, device: torch.device) -> Results:
+    caches = CacheStore(range(layer, layer + 1))
+    hidden = fixed_values(ROWS + DECODED, hidden_size, seed=9).to(device)
     added = []
     for part in [_Rows(0, ROWS), *(_Rows(position, 1) for position in range(ROWS, ROWS + DECODED))]:
         rows = hidden[part.position : part.position + part.rows]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from core.interfaces.checkpoint import TensorInfo
-    from core.interfaces.quantizer import Linear, Table
+    from core.interfaces.quantizer import GroupedLinear, Linear, Table
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class ModelSpec:
 class TensorSpec:
     """A tensor that must be in the checkpoint; `packed` says that it is a linear weight, the quantizer's to pack.
 
+    One of three dimensions has a weight for each expert: [experts, out_features, in_features]. `transposed` says of
+    experts' weights that they are stored as [..., in_features, out_features].
     `table` says that rows of it are looked up by token, and that it multiplies where the head is tied to it.
     `fp32` says that it is held in float32 whatever the compute dtype.
     """
@@ -48,10 +52,21 @@ class TensorSpec:
     packed: bool = False
     fp32: bool = False
     table: bool = False
+    transposed: bool = False
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """[..., out_features, in_features], whichever way it is stored."""
+        *experts, rows, columns = self.shape
+        return (*experts, columns, rows) if self.transposed else self.shape
 
 
 class Weights(Protocol):
-    """Where an architecture gets its tensors from while it builds: read, checked, packed and placed one by one."""
+    """Where an architecture gets its tensors from while it builds: read, checked, packed and placed one by one.
+
+    What is given may be held, and given to other stacks of the same layers as well: an architecture never changes it
+    in place, and asks for a layer's tensors in the same way whatever the range that it builds.
+    """
 
     @property
     def dtype(self) -> torch.dtype:
@@ -66,8 +81,22 @@ class Weights(Protocol):
     def linear(self, *modules: str) -> Linear:
         """The packed weight (and bias, where one is declared) of `modules`, fused along the output dimension."""
 
+    def experts(self, *weights: Sequence[str], bias: str | None = None) -> GroupedLinear:
+        """The packed weights of experts, each fused of `weights` along the output dimension.
+
+        Each of `weights` names one tensor for every expert, in order, or one tensor that has them all. `bias` names a
+        tensor [experts, out_features].
+        """
+
     def table(self, name: str) -> Table:
         """The named embedding, packed where the quantizer can look up rows: it serves as a tied head as well."""
+
+    def made(self, names: Sequence[str], make: Callable[[Mapping[str, Tensor]], T]) -> T:
+        """What `make` makes of the named tensors, given as by `tensor`: for what takes as much memory as they do.
+
+        It is held in place of them, and `make` is called once for all stacks: it depends on nothing but the tensors
+        and the model's config.
+        """
 
 
 class Held(Protocol):

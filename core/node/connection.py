@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import platform
 import socket
 from functools import partial
-from importlib.metadata import version
 
 import msgspec
 import trio
@@ -16,31 +14,43 @@ from core.errors import ChannelClosed, ConfigError, CoreError, ProtocolError, Tr
 from core.interfaces.transport import Channel
 from core.link import Link, first_message
 from core.node.asking import Request
-from core.node.epoch import Epoch, nothing_cached
+from core.node.hop import Hop
+from core.node.loading import Preparation
 from core.node.peers import accept_downstream
 from core.node.proof import answer_challenge
+from core.node.report import StateReport
 from core.node.state import Node
+from core.protocol.codec import Packet
+from core.protocol.fields import clipped
 from core.protocol.messages import (
     PROTOCOL_VERSION,
     Asking,
     Assignment,
-    CacheOrder,
+    CacheCommand,
     ConnectPeer,
-    Device,
     Error,
+    ErrorCode,
     Hello,
     HelloAck,
+    KeepLayers,
     Leave,
+    LoadFailed,
     Pause,
     Release,
     Run,
-    clipped,
+    StandBy,
 )
-from core.runtime import device as devices
+from core.runtime.device import free_memory, give_back_memory
+from core.runtime.stage import Stage
 from core.trust.addresses import is_loopback
 
-_REFUSALS: dict[str, type[CoreError]] = {"protocol_version": ConfigError, "not_a_member": TrustError}
+_REFUSALS: dict[str, type[CoreError]] = {
+    ErrorCode.PROTOCOL_VERSION: ConfigError,
+    ErrorCode.NOT_A_MEMBER: TrustError,
+}
 """For good: it is of no use to come again."""
+MAX_HOPS = 16
+"""How many hops, and layers that are loaded to stand by, a node has at once."""
 _log = logging.getLogger(__name__)
 
 
@@ -51,8 +61,11 @@ class Connection:
     def __init__(self, node: Node, link: Link) -> None:
         self._node = node
         self._link = link
-        self._epoch: Epoch | None = None
-        self._released = trio.Event()
+        self._hops: dict[int, Hop | Preparation] = {}
+        """By their numbers, the newest last."""
+        self._report = StateReport(node, link, self._stages)
+        self._let_go = trio.Event()
+        """Set when the coordinator keeps no layers here."""
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -63,12 +76,14 @@ class Connection:
             paused = await self._introduce(peer_port)
             self._node.activity.become("waiting")
             nursery.start_soon(self._tell_duty, paused, nursery.cancel_scope)
-            try:
-                while True:
-                    await self._obey(nursery)
-            except ProtocolError as error:
-                await self._link.end_with(Error("protocol", clipped(error)))
-                raise
+            nursery.start_soon(self._report.run)
+            with self._node.presence.welcomed():
+                try:
+                    while True:
+                        await self._obey(nursery)
+                except ProtocolError as error:
+                    await self._link.end_with(Error(ErrorCode.PROTOCOL, clipped(error)))
+                    raise
 
     async def _introduce(self, peer_port: int) -> str:
         """What the coordinator was told of this node's being paused."""
@@ -93,7 +108,7 @@ class Connection:
         return offer.paused
 
     async def _be_refused(self, refusal: Error) -> None:
-        if refusal.code == "not_a_member" and self._node.membership is not None:
+        if refusal.code == ErrorCode.NOT_A_MEMBER and self._node.membership is not None:
             await trio.to_thread.run_sync(self._node.membership.refused)
         raise _REFUSALS.get(refusal.code, ProtocolError)("the coordinator refused this node", refusal.message)
 
@@ -103,7 +118,7 @@ class Connection:
         while True:
             if duty.paused != told:
                 told = duty.paused
-                self._released = trio.Event()
+                self._let_go = trio.Event()
                 await self._link.send(Pause(clipped(told), leaves=duty.leaving != ""))
             if duty.leaving:
                 await self._leave(duty.leaving)
@@ -113,92 +128,125 @@ class Connection:
 
     async def _leave(self, reason: str) -> None:
         with trio.move_on_after(self._node.duty.patience):
-            if self._epoch is not None:
-                await self._released.wait()
+            if self._hops:
+                await self._let_go.wait()
         await self._link.end_with(Leave(clipped(reason)))
 
     async def _obey(self, nursery: trio.Nursery) -> None:
         packet = await self._link.receive()
         message = packet.message
-        if isinstance(message, Assignment):
-            await self._end_epoch()
-            self._epoch = Epoch(self._node, self._link, message)
-            nursery.start_soon(self._epoch.run)
+        if isinstance(message, (Run, CacheCommand, ConnectPeer)):
+            self._pass_to_hop(packet)
+        elif isinstance(message, (Assignment, StandBy)):
+            await self._begin(message, nursery)
         elif isinstance(message, Release):
-            await self._end_epoch()
-            self._released.set()
-            self._node.activity.become("spare")
-            nursery.start_soon(self._let_go)
+            if hop := self._hops.get(message.hop):
+                await hop.end()
+                nursery.start_soon(self._report.tell)
+        elif isinstance(message, KeepLayers):
+            nursery.start_soon(self._answer_keep, self._node.keeper.keep(message.holdings))
+            if not self._hops and not message.holdings:
+                self._let_go.set()
         elif isinstance(message, Leave):
             raise ChannelClosed("the coordinator left", message.reason)
         elif isinstance(message, Error):
             raise _farewell(message)
-        elif isinstance(message, (Run, CacheOrder, ConnectPeer)):
-            epoch = self._epoch
-            if epoch is None or message.epoch != epoch.assignment.epoch:
-                return
-            if isinstance(message, ConnectPeer):
-                epoch.connect_upstream(message)
-            else:
-                epoch.put(packet)
         else:
             raise ProtocolError(f"the coordinator sent a {message.TYPE}")
 
-    async def _let_go(self) -> None:
-        """In the compute thread, behind a load that was called off and still runs to its end there."""
-        await self._node.compute.run(self._node.holdings.drop)
-        await self._link.send(nothing_cached(self._node))
+    def _pass_to_hop(self, packet: Packet) -> None:
+        """A hop that is not here belonged to a route that has just ended."""
+        message = packet.message
+        assert isinstance(message, (Run, CacheCommand, ConnectPeer))
+        hop = self._hops.get(message.hop)
+        if isinstance(hop, Hop):
+            if isinstance(message, ConnectPeer):
+                hop.connect_upstream(message)
+            else:
+                hop.put(packet)
 
-    async def _end_epoch(self) -> None:
-        if self._epoch is not None:
-            await self._epoch.end()
-            self._epoch = None
+    async def _begin(self, order: Assignment | StandBy, nursery: trio.Nursery) -> None:
+        if order.hop in self._hops:
+            raise ProtocolError(f"a second {order.TYPE} came for the hop {order.hop}")
+        if len(self._hops) >= MAX_HOPS:
+            await self._link.send(LoadFailed(order.hop, f"this node has {MAX_HOPS} hops already"))
+            return
+        if isinstance(order, Assignment):
+            hop: Hop | Preparation = Hop(self._node, self._link, self._report, order, self._show)
+        else:
+            hop = Preparation(self._node, self._link, self._report, order)
+        self._hops[order.hop] = hop
+        self._show()
+        nursery.start_soon(self._run, order.hop, hop)
+
+    async def _run(self, number: int, hop: Hop | Preparation) -> None:
+        try:
+            await hop.run()
+        finally:
+            del self._hops[number]
+        self._show(hop.failure)
+
+    def _show(self, failure: str = "") -> None:
+        """The newest hop, or what loads to stand by; without any, why the last one failed."""
+        activity = self._node.activity
+        activity.weight_bytes = self._node.keeper.nbytes
+        if self._hops:
+            newest = max(reversed(self._hops.values()), key=lambda hop: isinstance(hop, Hop))
+            activity.model = newest.model
+            activity.become(newest.state, layers=newest.layers)
+        elif failure:
+            activity.become("error", failure)
+        else:
+            activity.become("spare")
+
+    def _stages(self) -> list[Stage]:
+        return [hop.stage for hop in self._hops.values() if isinstance(hop, Hop) and hop.stage is not None]
+
+    async def _answer_keep(self, let_go: bool) -> None:
+        if let_go:
+            await trio.to_thread.run_sync(give_back_memory, self._node.device)
+        await self._report.tell(layers_changed=let_go)
+
+    def _assignment(self, number: int) -> Assignment | None:
+        hop = self._hops.get(number)
+        return hop.assignment if isinstance(hop, Hop) else None
 
     async def _accept_peer(self, channel: Channel) -> None:
-        epoch = self._epoch
-        assignment = epoch.assignment if epoch else None
-        async with accept_downstream(channel, assignment, self._node.identity) as link:
-            assert epoch is not None
-            epoch.downstream = link
-            try:
-                packet = await link.receive()
-                raise ProtocolError(f"the downstream node sent a {packet.message.TYPE}")
-            except (ChannelClosed, ProtocolError) as error:
-                if self._epoch is epoch:
-                    await epoch.peer_lost("downstream", error)
+        async with accept_downstream(channel, self._assignment, self._node.identity) as (link, assignment):
+            hop = self._hops.get(assignment.hop)
+            if isinstance(hop, Hop):
+                await hop.hand_on_over(link)
 
 
 def _farewell(message: Error) -> CoreError:
     """Two nodes of one id would push each other out for ever: the earlier one gives way."""
-    if message.code == "replaced":
+    if message.code == ErrorCode.REPLACED:
         return ConfigError(
             "another node took this one's place",
             message.message,
             "give each a --node-id of its own, and machines that joined by invite each a --state-dir of its own",
         )
-    if message.code == "removed":
+    if message.code == ErrorCode.REMOVED:
         return TrustError("this machine is no member any more", message.message)
     return ChannelClosed("the coordinator ended the link", message.message)
 
 
 def hello(node: Node, peer_hosts: list[str], peer_port: int) -> Hello:
-    """What this node offers. Memory that its present stage holds counts as free: a new stage takes its place."""
-    free = devices.free_memory(node.device) + node.holdings.nbytes
+    """What this node offers. Memory that layers hold counts as free: others can take their place."""
+    free = free_memory(node.device) + node.keeper.nbytes
     return Hello(
         protocol=PROTOCOL_VERSION,
         node_id=node.node_id,
         hostname=socket.gethostname()[:256],
         core_version=core.__version__,
-        python_version=platform.python_version(),
-        torch_version=version("torch"),
-        platform=platform.system().lower(),
-        devices=[Device(d.id, d.type, d.name[:256], d.total_memory) for d in devices.detect()],
         selected_device=str(node.device),
         max_memory_bytes=node.max_memory,
         free_memory=free if node.max_memory is None else min(free, node.max_memory),
+        speed=node.speed,
+        holdings=node.keeper.holdings(),
         peer_hosts=peer_hosts,
         peer_port=peer_port,
-        plugins={plugin.name: plugin.version for plugin in node.plugins.loaded},
         paused=clipped(node.duty.paused),
+        local_token=node.local_token,
         certificate=node.identity.certificate,
     )

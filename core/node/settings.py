@@ -14,6 +14,7 @@ class NodeSettings:
 
     It compiles its layers where it `compiles`.
     `peer_host`: where the neighbour's link is awaited; None is the address at which the coordinator is reached.
+    `local_token` is what a coordinator gave it that started it as a process of its own machine.
     `membership` None: the coordinator is on this machine, at `cluster_host` and `cluster_port`, and asks for nothing.
     """
 
@@ -28,4 +29,5 @@ class NodeSettings:
     threads: int | None = None
     compiles: bool = False
     peer_host: str | None = None
+    local_token: bytes | None = None
     transport: str = "trio-websocket"

@@ -1,10 +1,14 @@
-"""An ASSIGNMENT -> a loaded stage: opens the checkpoint, checks that it is the right model, reads."""
+"""A shard -> its layers in memory, and a stage of them: opens the checkpoint, checks that it is the right model, reads
+what is not held yet."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -12,16 +16,20 @@ import torch
 from core.errors import CheckpointError, CoreError
 from core.interfaces.checkpoint import Progress, Source
 from core.interfaces.dtypes import DType
+from core.node.layer_keeper import LayerKeeper
 from core.parity import as_bytes, run_layer, run_operations
 from core.plugins import PluginHost
-from core.protocol.messages import Assignment
+from core.protocol.fields import Shard
 from core.runtime.compiled import Opaque, compile_stage, refuse_without_compiler
-from core.runtime.device import give_back_memory, torch_dtype
-from core.runtime.manifest import Proof, Prover, other_file
+from core.runtime.device import torch_dtype
+from core.runtime.held_layers import Parts, Variant
+from core.runtime.manifest import Proof, Prover, other_file, still_to_prove
 from core.runtime.model import Model, Precision
 from core.runtime.stage import Stage
 
 PROGRESS_SECONDS = 0.25
+Seen = Callable[[str], None]
+Told = dict[str, bytes]
 
 
 class LoadAborted(CoreError):
@@ -29,154 +37,180 @@ class LoadAborted(CoreError):
 
 
 @dataclass(frozen=True, slots=True)
-class StageKey:
-    """Two assignments with equal keys are served by the same loaded weights, which have proven the same manifest."""
+class Loaded:
+    """`stage` is None where layers are held, or on disk, without one. `parity` is what core.parity computed."""
 
-    manifest: bytes
-    quant: str
-    compute_dtype: str
-    wire_dtype: str
-    layers: range
-    parity_layer: int | None
-
-    @classmethod
-    def of(cls, assignment: Assignment) -> StageKey:
-        return cls(
-            assignment.proof.manifest,
-            assignment.quant,
-            assignment.compute_dtype,
-            assignment.wire_dtype,
-            range(assignment.layer_start, assignment.layer_end_exclusive),
-            assignment.parity_layer,
-        )
-
-
-@dataclass(slots=True)
-class Holdings:
-    """Loaded weights outlive a connection, so that a coordinator that comes back need not wait for them.
-
-    `parity` is what this machine computed when it loaded them.
-    """
-
-    key: StageKey | None = None
-    stage: Stage | None = None
-    parity: dict[str, bytes] = field(default_factory=dict)
-
-    @property
-    def nbytes(self) -> int:
-        return self.stage.nbytes if self.stage is not None else 0
-
-    def drop(self) -> None:
-        """Lets go of the weights, and gives their memory back to the system: other programs may need it."""
-        if self.stage is not None:
-            device = self.stage.device
-            self.key = self.stage = None
-            give_back_memory(device)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedStage:
-    stage: Stage
+    weight_bytes: int
     read_bytes: int
     seconds: float
-    parity: dict[str, bytes]
+    parity: Told = field(default_factory=dict)
+    stage: Stage | None = None
 
 
 class StageLoader:
-    """Loads in a thread: `report(phase, done, total)` is called from it, `abort()` may be called from outside."""
+    """Loads in a thread: `report(phase, done, total)` is called from it, `abort()` may be called from outside.
+
+    Layers that `keeper` holds of the very same model are not read again. What was read is held once all of it is
+    proven. `load`, `hold` and `fetch` raise CoreError: not the coordinator's model, a damaged file, a dtype that the
+    device lacks, no room, layers that can't be compiled.
+    """
 
     def __init__(
         self,
-        assignment: Assignment,
+        shard: Shard,
         plugins: PluginHost,
         device: torch.device,
         cache_dir: Path | None,
+        keeper: LayerKeeper,
         report: Callable[[str, int, int], None],
         *,
         compiles: bool = False,
     ) -> None:
-        self._assignment = assignment
+        self.layers = range(shard.layer_start, shard.layer_end)
+        self.variant = Variant(shard.proof.manifest, shard.quant, shard.compute_dtype, compiles)
+        self._shard = shard
         self._plugins = plugins
         self._device = device
         self._cache_dir = cache_dir
+        self._keeper = keeper
         self._report = report
         self._compiles = compiles
+        self._read_bytes = 0
+        self._parity: Told = {}
         self._aborted = False
+        self._deciding = threading.Lock()
+        """Held while it is decided whether a load that ends was called off."""
 
     def abort(self) -> None:
-        self._aborted = True
+        with self._deciding:
+            self._aborted = True
 
-    def load(self, holdings: Holdings) -> LoadedStage:
-        """What `holdings` has of the very same model is kept, with empty caches; anything else makes room first.
-
-        Raises CoreError: not the coordinator's model, a damaged file, a dtype that the device lacks, layers that
-        can't be compiled.
-        """
-        asked, started, key = self._assignment, time.monotonic(), StageKey.of(self._assignment)
-        if holdings.key == key and holdings.stage is not None:
-            holdings.stage.caches.clear_all()
-            return LoadedStage(holdings.stage, 0, time.monotonic() - started, holdings.parity)
-        holdings.drop()
+    def load(self, wire_dtype: DType) -> Loaded:
+        """A stage with caches of its own."""
+        started = time.monotonic()
         if self._compiles:
             refuse_without_compiler(self._device)
-        with Model.open(Source(asked.model_id, asked.revision, self._cache_dir), self._plugins) as model:
-            precision = self._precision()
-            self._refuse_other_layers(model, key.layers, precision)
-            stage, read_bytes, parity = self._read(model, key.layers, precision)
-        self._stop_if_aborted()
-        holdings.key, holdings.stage, holdings.parity = key, stage, parity
-        return LoadedStage(stage, read_bytes, time.monotonic() - started, parity)
-
-    def _precision(self) -> Precision:
-        asked = self._assignment
-        quantizer = self._plugins.quantizers.get(asked.quant)
-        if self._compiles:
-            quantizer = Opaque(quantizer)
-        return Precision(quantizer, DType(asked.compute_dtype), DType(asked.wire_dtype))
-
-    def _read(self, model: Model, layers: range, precision: Precision) -> tuple[Stage, int, dict[str, bytes]]:
-        """The one layer is computed before the others are held, so that it takes no room beside them."""
-        proof = self._proof()
-        model.fetch_stage(layers, self._progress("download"))
-        self._refuse_other_copy(other_file(model, layers, proof, self._progress("verify")))
-        parity = self._parity(model, precision)
-        with Prover(model, layers, proof) as prover:
-            stage, read_bytes = model.load_stage(layers, precision, self._device, self._progress("load"), prover.seen)
-            self._refuse_other_copy(prover.other_layer())
+        precision = self._precision(wire_dtype)
+        with self._proven(precision) as (model, parts, seen):
+            stage, _ = model.load_stage(self.layers, precision, self._device, self._progress("load"), seen, parts)
         if self._compiles:
             compile_stage(stage, model.spec.hidden_size, torch_dtype(precision.compute), self._progress("compile"))
-        return stage, read_bytes, parity
+        self._stop_if_aborted()
+        return Loaded(stage.nbytes, self._read_bytes, time.monotonic() - started, self._parity, stage)
 
-    def _parity(self, model: Model, precision: Precision) -> dict[str, bytes]:
-        layer = self._assignment.parity_layer
-        results = run_operations(precision, self._device)
+    def hold(self) -> Loaded:
+        """The layers in memory, for a later stage."""
+        started = time.monotonic()
+        precision = self._precision(DType(self._shard.compute_dtype))
+        with self._proven(precision) as (model, parts, seen):
+            model.load_layers(self.layers, precision, self._device, self._progress("load"), seen, parts)
+        nbytes = sum(part.nbytes for part in parts.values())
+        return Loaded(nbytes, self._read_bytes, time.monotonic() - started, self._parity)
+
+    def fetch(self) -> Loaded:
+        """The files of all layers on this machine, proven to be the coordinator's."""
+        started = time.monotonic()
+        with self._opened(self._precision(DType(self._shard.compute_dtype))) as model:
+            proof = self._brought(model, list(self.layers))
+            names = model.layer_tensor_names(self.layers)
+            sizes = [model.checkpoint.tensors[name].nbytes for name in names]
+            progress = self._progress("verify")
+            with Prover(model, self.layers, proof) as prover:
+                for name, done in zip(names, accumulate(sizes), strict=True):
+                    prover.seen(name)
+                    progress(done, sum(sizes))
+                self._refuse_other_copy(prover.other_layer())
+        self._stop_if_aborted()
+        return Loaded(0, 0, time.monotonic() - started)
+
+    @contextmanager
+    def _proven(self, precision: Precision) -> Iterator[tuple[Model, Parts, Seen]]:
+        """The model, and the parts that are held of it; what the block reads is proven at its end, and held then."""
+        held = self._keeper.held
+        with self._opened(precision) as model:
+            missing = self._missing()
+            proof = self._brought(model, missing)
+            self._keeper.make_room(sum(model.layer_bytes(layer, precision) for layer in missing))
+            parts = held.parts(self.variant, self.layers)
+            with Prover(model, missing, proof) as prover:
+
+                def seen(name: str) -> None:
+                    self._read_bytes += model.checkpoint.tensors[name].nbytes
+                    prover.seen(name)
+
+                parity = self._computed(model, precision, seen, parts)
+                yield model, parts, seen
+                self._refuse_other_copy(prover.other_layer())
+            names = {layer: model.layer_tensor_names([layer]) for layer in missing}
+            with self._deciding:
+                self._stop_if_aborted()
+                held.add(self.variant, parts, names, proof.layers)
+                held.remember(self.variant, parity)
+        self._parity = {name: told for results in parity.values() for name, told in results.items()}
+
+    @contextmanager
+    def _opened(self, precision: Precision) -> Iterator[Model]:
+        source = Source(self._shard.model_id, self._shard.revision, self._cache_dir)
+        with Model.open(source, self._plugins) as model:
+            self._refuse_other_layers(model, precision)
+            yield model
+
+    def _missing(self) -> list[int]:
+        return self._keeper.held.missing(self.variant, self.layers)
+
+    def _brought(self, model: Model, missing: list[int]) -> Proof:
+        """Brings the files of the `missing` layers to this machine. What is to be proven of those layers still."""
+        asked = self._shard.proof
+        other = self._keeper.held.other_layer(self.variant, self.layers, asked.layers)
+        if other is not None:
+            self._refuse_other_copy(f"layer {other}, which it holds in memory, has other bytes")
+        if missing:
+            model.fetch_stage(missing, self._progress("download"))
+        given = Proof(asked.manifest, asked.files, asked.rests, asked.layers)
+        proof = still_to_prove(model, self.layers, given, missing)
+        self._refuse_other_copy(other_file(model, missing, proof, self._progress("verify")))
+        return proof
+
+    def _computed(self, model: Model, precision: Precision, seen: Seen, parts: Parts) -> dict[int | None, Told]:
+        """What core.parity computes by operation, and of the layer that is asked for; as it is remembered.
+
+        The one layer is computed before the others are held, so that it takes no room beside them.
+        """
+        held, layer = self._keeper.held, self._shard.parity_layer
+        told: dict[int | None, Told] = {
+            None: held.parity(self.variant, None) or as_bytes(run_operations(precision, self._device))
+        }
         if layer is not None:
-            results |= run_layer(model, layer, precision, self._device)
-        return as_bytes(results)
+            told[layer] = held.parity(self.variant, layer) or as_bytes(
+                run_layer(model, layer, precision, self._device, seen, parts)
+            )
+        return told
 
-    def _proof(self) -> Proof:
-        asked = self._assignment.proof
-        return Proof(asked.manifest, asked.files, asked.rests, asked.layers)
+    def _precision(self, wire: DType) -> Precision:
+        quantizer = self._plugins.quantizers.get(self._shard.quant)
+        if self._compiles:
+            quantizer = Opaque(quantizer)
+        return Precision(quantizer, DType(self._shard.compute_dtype), wire)
 
     def _refuse_other_copy(self, difference: str) -> None:
         if difference:
             raise CheckpointError(
-                f"this machine's copy of {self._assignment.model_id!r} is not the coordinator's model",
+                f"this machine's copy of {self._shard.model_id!r} is not the coordinator's model",
                 difference,
                 "download it again, or compare what `core manifest` says on both machines",
             )
 
-    def _refuse_other_layers(self, model: Model, layers: range, precision: Precision) -> None:
-        asked = self._assignment
+    def _refuse_other_layers(self, model: Model, precision: Precision) -> None:
+        asked = self._shard
         if model.architecture.name != asked.architecture:
             self._refuse_other_copy(f"it is {model.architecture.name}, not {asked.architecture}")
-        if layers.stop > model.spec.layers:
+        if self.layers.stop > model.spec.layers:
             self._refuse_other_copy(f"it has {model.spec.layers} layers")
-        nbytes = sum(model.layer_bytes(layer, precision) for layer in layers)
-        if nbytes != asked.total_weight_bytes:
+        nbytes = sum(model.layer_bytes(layer, precision) for layer in self.layers)
+        if nbytes != asked.weight_bytes:
             raise CheckpointError(
                 f"this machine makes other layers of {asked.model_id!r} than the coordinator",
-                f"they take {nbytes} bytes, not {asked.total_weight_bytes}",
+                f"they take {nbytes} bytes, not {asked.weight_bytes}",
                 "give both machines the same revision of the model, and the same versions of core and its plugins",
             )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import torch
 import trio
 
 from core.interfaces.transport import Transport
-from core.node.stage_loader import Holdings
+from core.node.layer_keeper import LayerKeeper
 from core.plugins import PluginHost
 from core.runtime.compute import ComputeThread
 from core.trust.cluster import Membership
@@ -24,7 +26,8 @@ LEAVE_SECONDS = 35.0
 class Activity:
     """What a face of the node shows; `on_change` is called, in the node's thread, whenever state or progress differ.
 
-    `model` is what the layers are of. `tokens` counts the rows that passed through them since the process began.
+    State, `layers` and the `model` that they are of are those of the newest hop; `weight_bytes` and `kv_bytes` are held
+    for all of them, and for later ones. `tokens` counts the rows that passed through them since the process began.
     """
 
     state: str = "connecting"
@@ -87,19 +90,65 @@ class Duty:
             await self.wait_change()
 
 
+class Presence:
+    """Whether a coordinator has welcomed this node, and how long ago the last one went."""
+
+    def __init__(self) -> None:
+        self._there = False
+        self._since = trio.current_time()
+        self._changed = trio.Event()
+
+    @contextmanager
+    def welcomed(self) -> Iterator[None]:
+        self._become(True)
+        try:
+            yield
+        finally:
+            self._become(False)
+
+    @property
+    def alone_for(self) -> float:
+        """Seconds without a coordinator, from the start of the process on."""
+        return 0.0 if self._there else trio.current_time() - self._since
+
+    async def wait_alone(self, seconds: float) -> None:
+        """Until that long passed without one."""
+        while True:
+            changed, left = self._changed, math.inf if self._there else seconds - self.alone_for
+            with trio.move_on_after(max(0, left)) as waited:
+                await changed.wait()
+            if waited.cancelled_caught and self.alone_for >= seconds:
+                return
+
+    async def wait_welcomed(self) -> None:
+        while not self._there:
+            await self._changed.wait()
+
+    def _become(self, there: bool) -> None:
+        self._there, self._since = there, trio.current_time()
+        self._changed.set()
+        self._changed = trio.Event()
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
+    """`compute` runs batches, `loads` reads layers. `speed` is core.runtime.speed's of the device."""
+
     node_id: str
     device: torch.device
+    speed: int
     max_memory: int | None
     cache_dir: Path | None
     compiles: bool
     peer_host: str | None
+    local_token: bytes | None
     identity: Identity
     membership: Membership | None
     compute: ComputeThread
+    loads: ComputeThread
+    keeper: LayerKeeper
+    presence: Presence
     transport: Transport
     plugins: PluginHost
     activity: Activity
     duty: Duty = field(default_factory=Duty)
-    holdings: Holdings = field(default_factory=Holdings)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from platformdirs import user_cache_path
@@ -41,6 +41,8 @@ CODE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 QKV = tuple[Tensor, Tensor, Tensor]
 T = TypeVar("T")
 _LINEARS: WeakValueDictionary[int, OpaqueLinear] = WeakValueDictionary()
+_STACKS: WeakSet[CompiledStack] = WeakSet()
+"""Those that still compute."""
 
 
 @torch.library.custom_op("core::linear", mutates_args=())
@@ -160,8 +162,10 @@ class CompiledStack:
     """`stack` in compiled pieces. All layers share their code: one for a row alone, one for any other number."""
 
     def __init__(self, stack: PiecewiseStack, bound: float) -> None:
-        # What was compiled for earlier stages is of no use any more, and counts against torch's limit.
-        torch.compiler.reset()
+        # What was compiled for stages that are gone is of no use, and counts against torch's limit.
+        if not _STACKS:
+            torch.compiler.reset()
+        _STACKS.add(self)
         self.stack = stack
         self.layers = stack.layers
         self.before = torch.compile(_before, fullgraph=True)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from core.runtime.sampling import SamplingParams
+from core.runtime.sampling_params import SamplingParams
 
 TINY = float(np.finfo(np.float32).tiny)
 _BLOCK = 512

@@ -6,15 +6,12 @@ What is kept, and how likely it is to be drawn, is as `core.runtime.draws` has i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from core.runtime.draws import TINY
-
-if TYPE_CHECKING:
-    from core.runtime.sampling import SamplingParams
+from core.runtime.sampling_params import SamplingParams
 
 
 def draw(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> list[int]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -147,7 +147,20 @@ def layer_digest(model: Model, layer: int, sha256: Mapping[str, str]) -> bytes:
     return hashlib.sha256("".join(lines).encode()).digest()
 
 
-def other_file(model: Model, layers: range, proof: Proof, progress: Progress | None = None) -> str:
+def still_to_prove(model: Model, layers: range, proof: Proof, missing: Collection[int]) -> Proof:
+    """What of `proof`, which is for `layers`, remains where all but the `missing` ones are held, and proven."""
+    tensors = model.checkpoint.tensors
+    needed = {tensors[name].file for layer in missing for name in _names(model, layer)}
+    held = {info.file for info in tensors.values()} - needed
+    return Proof(
+        manifest=proof.manifest,
+        files={name: digest for name, digest in proof.files.items() if name not in held},
+        rests=proof.rests,
+        layers=[digest for layer, digest in zip(layers, proof.layers, strict=True) if layer in missing],
+    )
+
+
+def other_file(model: Model, layers: Sequence[int], proof: Proof, progress: Progress | None = None) -> str:
     """Which file of this machine's copy is not as `proof` says; empty where all are.
 
     The files of `layers` have been fetched. `progress` counts the bytes of those that are hashed whole.
@@ -175,7 +188,7 @@ class Prover:
     It is one tensor per thread behind the loader at most, so that what it reads is still in memory.
     """
 
-    def __init__(self, model: Model, layers: range, proof: Proof) -> None:
+    def __init__(self, model: Model, layers: Sequence[int], proof: Proof) -> None:
         self._model = model
         self._expected = {layer: digest for layer, digest in zip(layers, proof.layers, strict=True) if digest}
         self._wanted = {name for layer in self._expected for name in _names(model, layer)}
@@ -247,4 +260,4 @@ def _by_file(checkpoint: Checkpoint) -> Mapping[str, Sequence[TensorInfo]]:
 
 
 def _names(model: Model, layer: int) -> list[str]:
-    return model.layer_tensor_names(range(layer, layer + 1))
+    return model.layer_tensor_names([layer])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from core.interfaces.dtypes import DType
 from core.interfaces.quantizer import Quantizer
 from core.plugins import PluginHost
 from core.runtime.device import refuse_dtype, torch_dtype
+from core.runtime.held_layers import Parts
 from core.runtime.memory import large_blocks_returned
 from core.runtime.plain import Plain
 from core.runtime.stage import Stage
@@ -97,10 +99,10 @@ class Model:
         """What embedding, norm and head hold on the coordinator."""
         return _held_bytes(self._end_specs(), precision.of_ends)
 
-    def layer_tensor_names(self, layers: range) -> list[str]:
+    def layer_tensor_names(self, layers: Sequence[int]) -> list[str]:
         return [spec.name for layer in layers for spec in self._layer_specs(layer)]
 
-    def fetch_stage(self, layers: range, progress: Progress | None = None) -> None:
+    def fetch_stage(self, layers: Sequence[int], progress: Progress | None = None) -> None:
         """Brings the files that hold `layers` to this machine."""
         self.checkpoint.fetch(self.layer_tensor_names(layers), progress)
 
@@ -114,20 +116,43 @@ class Model:
         device: torch.device,
         progress: Progress | None = None,
         seen: Callable[[str], None] | None = None,
+        parts: Parts | None = None,
     ) -> tuple[Stage, int]:
-        """The stage, and the bytes that were read for it. Its files have been fetched. `seen` is told each tensor."""
-        weights = self._weights(self._stage_specs(layers), precision, device, progress, seen)
-        with large_blocks_returned():
-            stack = self.architecture.build_layers(self.spec, layers, weights)
-        kv_token_bytes = len(layers) * self.kv_bytes(1, precision)
-        stage = Stage(stack, layers, device, precision.residual, nbytes=weights.nbytes, kv_token_bytes=kv_token_bytes)
-        return stage, weights.read_bytes
+        """The stage, and the bytes that were read for it: as of `load_layers`."""
+        stack, weights = self._load_layers(layers, precision, device, progress, seen, parts)
+        return Stage(stack, layers, device, precision.residual, nbytes=weights.nbytes), weights.read_bytes
 
-    def load_layers(self, layers: range, precision: Precision, device: torch.device) -> LayerStack:
-        """What a stage of `layers` computes with, without the caches of sessions."""
-        weights = self._weights(self._stage_specs(layers), precision, device, None)
+    def load_layers(
+        self,
+        layers: range,
+        precision: Precision,
+        device: torch.device,
+        progress: Progress | None = None,
+        seen: Callable[[str], None] | None = None,
+        parts: Parts | None = None,
+    ) -> LayerStack:
+        """What a stage of `layers` computes with, without the caches of sessions.
+
+        `parts` are taken as they are; the rest is read, from files that have been fetched, and added to them. `seen`
+        is told each tensor that was read.
+        """
+        return self._load_layers(layers, precision, device, progress, seen, parts)[0]
+
+    def _load_layers(
+        self,
+        layers: range,
+        precision: Precision,
+        device: torch.device,
+        progress: Progress | None,
+        seen: Callable[[str], None] | None,
+        parts: Parts | None,
+    ) -> tuple[LayerStack, StageWeights]:
+        """A tensor of a part is not among those that can be read: what is held was proven, and may differ by now."""
+        held = {name for part in (parts or {}).values() for name in part.names}
+        specs = [spec for spec in self._stage_specs(layers) if spec.name not in held]
+        weights = self._weights(specs, precision, device, progress, seen, parts)
         with large_blocks_returned():
-            return self.architecture.build_layers(self.spec, layers, weights)
+            return self.architecture.build_layers(self.spec, layers, weights), weights
 
     def load_ends(self, precision: Precision, device: torch.device, progress: Progress | None = None) -> Ends:
         weights = self._weights(self._end_specs(), precision.of_ends, device, progress)
@@ -141,13 +166,13 @@ class Model:
         device: torch.device,
         progress: Progress | None,
         seen: Callable[[str], None] | None = None,
+        parts: Parts | None = None,
     ) -> StageWeights:
         refused = refuse_dtype(device, precision.compute)
         if refused:
             raise ConfigError(f"--dtype {precision.compute} can't be had", refused)
-        return StageWeights(
-            self.checkpoint, specs, precision.quantizer, torch_dtype(precision.compute), device, progress, seen
-        )
+        dtype = torch_dtype(precision.compute)
+        return StageWeights(self.checkpoint, specs, precision.quantizer, dtype, device, progress, seen, parts)
 
     def _layer_specs(self, layer: int) -> list[TensorSpec]:
         return list(self.architecture.layer_tensors(self.spec, layer))
@@ -163,9 +188,9 @@ def _held_bytes(specs: list[TensorSpec], precision: Precision) -> int:
     held = 0
     for spec in specs:
         if spec.packed or spec.table:
-            rows, columns = spec.shape
+            *experts, rows, columns = spec.weight_shape
             quantizer = table_quantizer(precision.quantizer) if spec.table else precision.quantizer
-            held += quantizer.packed_bytes((rows, columns), precision.compute)
+            held += math.prod(experts) * quantizer.packed_bytes((rows, columns), precision.compute)
         else:
             size = (DType.FP32 if spec.fp32 else precision.compute).itemsize
             for extent in spec.shape:

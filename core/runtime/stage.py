@@ -17,7 +17,7 @@ class Stage:
     """Runs batches through `layers`. Not thread-safe: one compute thread owns it.
 
     The residual stream inside has `residual_dtype`: the wider of the compute and the wire dtype, so that a cast to
-    the wire is the only place where it can lose anything. One token leaves `kv_token_bytes` bytes in its caches.
+    the wire is the only place where it can lose anything.
     """
 
     def __init__(
@@ -28,12 +28,10 @@ class Stage:
         residual_dtype: torch.dtype,
         *,
         nbytes: int,
-        kv_token_bytes: int,
     ) -> None:
         self.layers = layers
         self.device = device
         self.nbytes = nbytes
-        self.kv_token_bytes = kv_token_bytes
         self.caches = CacheStore(layers)
         self.stack = stack
         self.residual_dtype = residual_dtype

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,8 +12,12 @@ from torch import Tensor
 from core.errors import CheckpointError
 from core.interfaces.architecture import TensorSpec
 from core.interfaces.checkpoint import Checkpoint, Progress
-from core.interfaces.quantizer import Linear, Quantizer, Table
+from core.interfaces.quantizer import GroupedLinear, Linear, Quantizer, Table
+from core.runtime.experts import pack_experts
+from core.runtime.held_layers import Key, Part, Parts
 from core.runtime.plain import Plain
+
+T = TypeVar("T")
 
 
 def check_tensors(checkpoint: Checkpoint, specs: Iterable[TensorSpec]) -> None:
@@ -33,9 +39,10 @@ def check_tensors(checkpoint: Checkpoint, specs: Iterable[TensorSpec]) -> None:
 
 
 class StageWeights:
-    """The Weights of core.interfaces.architecture: only the tensors of `specs` can be had.
+    """The Weights of core.interfaces.architecture: what `parts` has is taken from there, and nothing else can be had
+    but the tensors of `specs`.
 
-    `nbytes` are held by what was built so far; `read_bytes` were read from the checkpoint.
+    `nbytes` are held by what was asked for so far; `read_bytes` were read from the checkpoint.
     """
 
     def __init__(
@@ -47,8 +54,9 @@ class StageWeights:
         device: torch.device,
         progress: Progress | None = None,
         seen: Callable[[str], None] | None = None,
+        parts: Parts | None = None,
     ) -> None:
-        """`seen` is told each tensor that was read."""
+        """`seen` is told each tensor that was read; what is made of them is added to `parts`."""
         self._checkpoint = checkpoint
         self._specs = {spec.name: spec for spec in specs}
         self._quantizer = quantizer
@@ -56,29 +64,69 @@ class StageWeights:
         self.device = device
         self._progress = progress
         self._seen = seen
+        self._parts = parts
         self._total = sum(checkpoint.tensors[name].nbytes for name in self._specs)
+        self._names: list[str] = []
         self.nbytes = 0
         self.read_bytes = 0
 
     def tensor(self, name: str) -> Tensor:
-        dtype = torch.float32 if self._specs[name].fp32 else self.dtype
-        tensor = self._read(name).to(self.device, dtype)
-        self.nbytes += tensor.nbytes
-        return tensor
+        def make() -> tuple[Tensor, int]:
+            tensor = self._placed(name)
+            return tensor, tensor.nbytes
+
+        return self._part(("tensor", name), make)
 
     def linear(self, *modules: str) -> Linear:
-        weight = self._stacked([f"{module}.weight" for module in modules])
-        biases = [f"{module}.bias" for module in modules if f"{module}.bias" in self._specs]
-        bias = self._stacked(biases) if biases else None
-        packed = self._quantizer.pack(weight, bias, dtype=self.dtype, device=self.device)
-        self.nbytes += packed.nbytes
-        return packed
+        def make() -> tuple[Linear, int]:
+            weight = self._stacked([f"{module}.weight" for module in modules])
+            biases = [f"{module}.bias" for module in modules if f"{module}.bias" in self._specs]
+            bias = self._stacked(biases) if biases else None
+            packed = self._quantizer.pack(weight, bias, dtype=self.dtype, device=self.device)
+            return packed, packed.nbytes
+
+        return self._part(("linear", *modules), make)
+
+    def experts(self, *weights: Sequence[str], bias: str | None = None) -> GroupedLinear:
+        def make() -> tuple[GroupedLinear, int]:
+            biases = self._read(bias) if bias is not None else None
+            parts = zip(*map(self._by_expert, weights), strict=True)
+            fused = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)
+            shape = self._experts_shape(weights)
+            packed = pack_experts(fused, biases, shape, self._quantizer, dtype=self.dtype, device=self.device)
+            return packed, packed.nbytes
+
+        return self._part(("experts", *(name for names in weights for name in names)), make)
 
     def table(self, name: str) -> Table:
-        quantizer = table_quantizer(self._quantizer)
-        packed = quantizer.pack_table(self._read(name), dtype=self.dtype, device=self.device)
-        self.nbytes += packed.nbytes
-        return packed
+        def make() -> tuple[Table, int]:
+            quantizer = table_quantizer(self._quantizer)
+            packed = quantizer.pack_table(self._read(name), dtype=self.dtype, device=self.device)
+            return packed, packed.nbytes
+
+        return self._part(("table", name), make)
+
+    def made(self, names: Sequence[str], make: Callable[[Mapping[str, Tensor]], T]) -> T:
+        def read() -> tuple[T, int]:
+            tensors = {name: self._placed(name) for name in names}
+            return make(tensors), sum(tensor.nbytes for tensor in tensors.values())
+
+        return self._part(("made", *names), read)
+
+    def _part(self, key: Key, make: Callable[[], tuple[T, int]]) -> T:
+        part = self._parts.get(key) if self._parts is not None else None
+        if part is None:
+            first = len(self._names)
+            part = Part(*make(), tuple(self._names[first:]))
+            if self._parts is not None:
+                self._parts[key] = part
+        self.nbytes += part.nbytes
+        value: Any = part.value
+        return value  # type: ignore[no-any-return]
+
+    def _placed(self, name: str) -> Tensor:
+        dtype = torch.float32 if self._specs[name].fp32 else self.dtype
+        return self._read(name).to(self.device, dtype)
 
     def _stacked(self, names: Sequence[str]) -> Tensor:
         """The named tensors one below the other, in the widest of their dtypes; only one is held beside the result."""
@@ -94,14 +142,35 @@ class StageWeights:
             row += len(part)
         return stacked
 
+    def _experts_shape(self, weights: Sequence[Sequence[str]]) -> tuple[int, int, int]:
+        """[experts, out_features, in_features] of what is fused of `weights`."""
+        shapes = [self._specs[names[0]].weight_shape for names in weights]
+        *experts, _, columns = shapes[0]
+        return math.prod(experts) * len(weights[0]), sum(shape[-2] for shape in shapes), columns
+
+    def _by_expert(self, names: Sequence[str]) -> Iterator[Tensor]:
+        """Each expert's weight [out_features, in_features], read when it is asked for."""
+        for name in names:
+            if len(self._specs[name].shape) == 2:
+                stored: Iterable[Tensor] = (self._read(name),)
+            else:
+                stored = self._checkpoint.slices(name)
+                self._note(name)
+            for weight in stored:
+                yield weight.t().contiguous() if self._specs[name].transposed else weight
+
     def _read(self, name: str) -> Tensor:
         tensor = self._checkpoint.read(self._specs[name].name)
+        self._note(name)
+        return tensor
+
+    def _note(self, name: str) -> None:
+        self._names.append(name)
         self.read_bytes += self._checkpoint.tensors[name].nbytes
         if self._seen is not None:
             self._seen(name)
         if self._progress is not None:
             self._progress(self.read_bytes, self._total)
-        return tensor
 
 
 def table_quantizer(quantizer: Quantizer) -> Quantizer:

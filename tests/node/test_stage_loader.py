@@ -1,35 +1,31 @@
-"""A load that is called off leaves nothing behind, however late the call comes."""
+"""A load reads what is not held yet, proves it, and leaves nothing behind where it fails or is called off."""
 
 from __future__ import annotations
 
 import gc
 import shutil
-import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import msgspec
 import pytest
 import torch
-import trio
-from trio.testing import wait_all_tasks_blocked
 
-from core.errors import CheckpointError, ConfigError
+from core.errors import CheckpointError, ConfigError, StageError
 from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
-from core.node.stage_loader import Holdings, LoadAborted, StageLoader
+from core.node.layer_keeper import KV_SHARE, LayerKeeper
+from core.node.stage_loader import LoadAborted, Loaded, StageLoader
 from core.plugins import PluginHost
-from core.protocol.messages import Assignment, Proof, Release
+from core.protocol.fields import Holding, Shard, Span
 from core.runtime.compiled import CompiledStack
-from core.runtime.manifest import Manifest
-from core.runtime.model import Model, Precision
+from core.runtime.model import Model
 from core.testing.checkpoints import tiny_checkpoint
-from core.testing.cluster_in_memory import memory_cluster
+from core.testing.lone_node import shard_of
 
-SECONDS = 60
+CPU = torch.device("cpu")
 LAYERS = range(1, 3)
 
 
@@ -58,43 +54,33 @@ def rename_in_header(model: Path) -> None:
     weights.write_bytes(weights.read_bytes().replace(b'"format":"pt"', b'"format":"tf"', 1))
 
 
-def assignment(path: Path, **changes: Any) -> Assignment:
-    plugins = PluginHost.installed()
-    precision = Precision(plugins.quantizers.get("fp16"), DType.FP32, DType.FP32)
-    with Model.open(Source(str(path)), plugins) as model:
-        proof = Manifest.of(model).proof(LAYERS)
-        fields = {
-            "epoch": 1,
-            "model_id": str(path),
-            "revision": None,
-            "architecture": model.architecture.name,
-            "quant": "fp16",
-            "compute_dtype": "fp32",
-            "wire_dtype": "fp32",
-            "layer_start": LAYERS.start,
-            "layer_end_exclusive": LAYERS.stop,
-            "is_last": False,
-            "total_weight_bytes": sum(model.layer_bytes(layer, precision) for layer in LAYERS),
-            "proof": Proof(proof.manifest, dict(proof.files), dict(proof.rests), list(proof.layers)),
-            "parity_layer": LAYERS.start,
-            "link_token": bytes(16),
-        }
-    return Assignment(**{**fields, **changes})
+def shard(path: Path, layers: range = LAYERS, **changes: Any) -> Shard:
+    return shard_of(path, layers, **changes)
 
 
-def loader(asked: Assignment) -> StageLoader:
-    return StageLoader(asked, PluginHost.installed(), torch.device("cpu"), None, lambda *_: None)
+def keeper(max_memory: int | None = None) -> LayerKeeper:
+    return LayerKeeper(CPU, max_memory, compiled=False)
+
+
+def loader(asked: Shard, held: LayerKeeper) -> StageLoader:
+    return StageLoader(asked, PluginHost.installed(), CPU, None, held, lambda *_: None)
+
+
+def load(asked: Shard, held: LayerKeeper) -> Loaded:
+    return loader(asked, held).load(DType.FP32)
 
 
 def test_what_is_asked_for_is_held_as_large_as_the_coordinator_says(model: Path) -> None:
-    holdings, asked = Holdings(), assignment(model)
-    loaded = loader(asked).load(holdings)
-    assert holdings.stage is loaded.stage
-    assert loaded.stage.nbytes == asked.total_weight_bytes
+    held, asked = keeper(), shard(model)
+    loaded = load(asked, held)
+    assert loaded.stage is not None
+    assert loaded.weight_bytes == loaded.stage.nbytes == held.nbytes == asked.weight_bytes
+    assert list(held.held.spans().values()) == [[LAYERS]]
 
 
 def test_a_load_called_off_after_its_last_tensor_is_not_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    holdings, late = Holdings(), loader(assignment(model))
+    held = keeper()
+    late = loader(shard(model), held)
     load_stage = Model.load_stage
 
     def then_abort(*args: Any) -> Any:
@@ -104,17 +90,19 @@ def test_a_load_called_off_after_its_last_tensor_is_not_kept(model: Path, monkey
 
     monkeypatch.setattr(Model, "load_stage", then_abort)
     with pytest.raises(LoadAborted):
-        late.load(holdings)
-    assert holdings.stage is None
+        late.load(DType.FP32)
+    assert held.nbytes == 0
 
 
 def test_layers_are_compiled_before_they_are_said_to_be_loaded(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     phases: list[tuple[str, int, int]] = []
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    asked, cpu = assignment(model), torch.device("cpu")
-    compiling = StageLoader(asked, PluginHost.installed(), cpu, None, lambda *told: phases.append(told), compiles=True)
-    assert isinstance(compiling.load(Holdings()).stage.stack, CompiledStack)
-    assert phases[-1] == ("compile", asked.total_weight_bytes, asked.total_weight_bytes)
+    asked, plugins = shard(model), PluginHost.installed()
+    compiling = StageLoader(asked, plugins, CPU, None, keeper(), lambda *told: phases.append(told), compiles=True)
+    loaded = compiling.load(DType.FP32)
+    assert loaded.stage is not None
+    assert isinstance(loaded.stage.stack, CompiledStack)
+    assert phases[-1] == ("compile", asked.weight_bytes, asked.weight_bytes)
 
 
 def test_nothing_is_brought_here_to_be_compiled_where_no_compiler_works(
@@ -125,77 +113,145 @@ def test_nothing_is_brought_here_to_be_compiled_where_no_compiler_works(
 
     monkeypatch.setattr(torch, "compile", lambda *_, **options: fail)
     monkeypatch.setattr(Model, "fetch_stage", fail)
-    asked, holdings, cpu = assignment(model), Holdings(), torch.device("cpu")
+    compiling = StageLoader(shard(model), PluginHost.installed(), CPU, None, keeper(), lambda *_: None, compiles=True)
     with pytest.raises(ConfigError, match="--compile can't be had: g\\+\\+ is not there"):
-        StageLoader(asked, PluginHost.installed(), cpu, None, lambda *_: None, compiles=True).load(holdings)
-    assert holdings.stage is None
+        compiling.load(DType.FP32)
 
 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"total_weight_bytes": 1}, "bytes, not 1"),
+        ({"weight_bytes": 1}, "bytes, not 1"),
         ({"architecture": "other"}, "it is llama, not other"),
-        ({"layer_start": 3, "layer_end_exclusive": 5, "parity_layer": None}, "it has 4 layers"),
+        ({"layer_start": 3, "layer_end": 5, "parity_layer": None}, "it has 4 layers"),
     ],
     ids=str,
 )
 def test_another_model_than_the_coordinators_is_refused(model: Path, changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(CheckpointError, match=complaint):
-        loader(assignment(model, **changes)).load(Holdings())
+        load(shard(model, **changes), keeper())
 
 
-def test_weights_are_kept_for_the_same_manifest_alone(model: Path) -> None:
-    holdings, asked = Holdings(), assignment(model)
-    first = loader(asked).load(holdings)
-    kept = loader(asked).load(holdings)
-    assert (kept.stage, kept.read_bytes) == (first.stage, 0)
+def test_layers_are_held_for_the_same_manifest_alone(model: Path) -> None:
+    held, asked = keeper(), shard(model)
+    first, second = load(asked, held), load(asked, held)
+    assert second.stage is not first.stage
+    assert (second.read_bytes, second.parity) == (0, first.parity)
+    assert held.nbytes == asked.weight_bytes
     other = msgspec.structs.replace(asked.proof, manifest=bytes(32))
-    again = loader(assignment(model, proof=other)).load(holdings)
-    assert again.stage is not first.stage
-    assert again.read_bytes == first.read_bytes > 0
+    assert load(shard(model, proof=other), held).read_bytes == first.read_bytes > 0
+    assert held.nbytes == 2 * asked.weight_bytes
 
 
-def test_weights_that_are_dropped_are_gone_at_once(model: Path) -> None:
-    holdings = Holdings()
-    loader(assignment(model)).load(holdings)
-    assert holdings.stage is not None
-    stage = weakref.ref(holdings.stage)
-    holdings.stage.__dict__["itself"] = holdings.stage  # as torch's modules do by their hooks
+def test_of_an_overlapping_range_only_what_is_not_held_is_read(model: Path) -> None:
+    held, whole = keeper(), shard(model, range(4))
+    with Model.open(Source(str(model)), PluginHost.installed()) as opened:
+        tensors = opened.checkpoint.tensors
+        sizes = [sum(tensors[name].nbytes for name in opened.layer_tensor_names([layer])) for layer in range(4)]
+    assert load(shard(model, range(1, 3)), held).read_bytes == sizes[1] + sizes[2]
+    assert load(shard(model, range(2, 4)), held).read_bytes == sizes[3]
+    assert load(whole, held).read_bytes == sizes[0]
+    assert load(whole, held).read_bytes == 0
+    assert held.nbytes == whole.weight_bytes
+
+
+def test_held_layers_that_were_proven_to_be_others_are_refused(model: Path) -> None:
+    held, asked = keeper(), shard(model)
+    load(asked, held)
+    other = msgspec.structs.replace(asked.proof, layers=[asked.proof.layers[0], bytes(32)])
+    with pytest.raises(CheckpointError, match="layer 2, which it holds in memory, has other bytes"):
+        load(shard(model, proof=other), held)
+
+
+def test_what_surrounds_held_layers_is_proven_again(model: Path, tmp_path: Path) -> None:
+    copy, held = tmp_path / "copy", keeper()
+    shutil.copytree(model, copy)
+    asked = shard(copy)
+    load(asked, held)
+    edit(copy / "config.json")
+    with pytest.raises(CheckpointError, match=r"config\.json has other bytes"):
+        load(asked, held)
+
+
+def test_layers_that_no_hop_uses_make_room_those_that_are_named_last(model: Path) -> None:
+    one = shard(model, range(1)).weight_bytes
+    held = keeper(max_memory=2 * one)
+    for layer in (0, 1):
+        load(shard(model, range(layer, layer + 1)), held)
+    variant = loader(shard(model), held).variant
+    held.name(variant, range(1))
+    load(shard(model, range(2, 3)), held)
+    assert held.held.spans() == {variant: [range(1), range(2, 3)]}
+    held.use(7, variant, range(2, 3))
+    load(shard(model, range(3, 4)), held)
+    assert held.held.spans() == {variant: [range(2, 4)]}
+    held.use(8, variant, range(3, 4))
+    with pytest.raises(StageError, match=rf"{one} bytes of layers do not fit beside the {2 * one} that are in use"):
+        load(shard(model, range(1)), held)
+    held.release(7)
+    load(shard(model, range(1)), held)
+    assert held.held.spans() == {variant: [range(1), range(3, 4)]}
+
+
+def test_what_is_kept_stays_and_what_is_used(model: Path) -> None:
+    held = keeper()
+    load(shard(model, range(4)), held)
+    variant = loader(shard(model), held).variant
+    held.use(1, variant, range(1))
+    assert held.keep([Holding(variant.manifest, "fp16", "fp32", [Span(2, 100_000)])])
+    assert held.holdings() == [Holding(variant.manifest, "fp16", "fp32", [Span(0, 1), Span(2, 4)])]
+    assert not held.keep([Holding(variant.manifest, "fp16", "fp32", [Span(2, 4)])])
+    held.release(1)
+    assert held.keep([])
+    assert (held.holdings(), held.nbytes) == ([], 0)
+
+
+def test_room_for_caches_is_what_held_layers_leave(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.node.layer_keeper.free_memory", lambda _: 10**9)
+    held, unbounded = keeper(max_memory=10**7), keeper()
+    load(shard(model), held)
+    assert held.kv_room(cached=10) == 10**7 - held.nbytes
+    assert unbounded.kv_room(cached=10**9) == int(2 * 10**9 * KV_SHARE)
+
+
+def test_layers_that_are_let_go_of_are_gone_at_once(model: Path) -> None:
+    held = keeper()
+    load(shard(model), held)
+    [part, *_] = [part for part in held.held.parts(loader(shard(model), held).variant, LAYERS).values()]
+    value = weakref.ref(part.value)
+    del part, _
     gc.disable()
     try:
-        holdings.drop()
+        held.keep([])
     finally:
         gc.enable()
-    assert stage() is None
+    assert value() is None
 
 
-async def test_nodes_that_pause_hold_no_weights_any_more(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    still_held: list[bool] = []
-    drop = Holdings.drop
+def test_to_stand_by_on_disk_takes_no_memory_and_proves_the_files(model: Path, tmp_path: Path) -> None:
+    asked, held, copy = shard(model), keeper(), tmp_path / "copy"
+    loaded = loader(asked, held).fetch()
+    assert (loaded.weight_bytes, loaded.read_bytes, held.nbytes) == (0, 0, 0)
+    shutil.copytree(model, copy)
+    flip(copy, "model.layers.2.mlp.down_proj.weight")
+    with pytest.raises(CheckpointError, match="layer 2, in model"):
+        loader(msgspec.structs.replace(asked, model_id=str(copy)), held).fetch()
 
-    def noted(self: Holdings) -> None:
-        stage = weakref.ref(self.stage) if self.stage is not None else None
-        drop(self)
-        if stage is not None:
-            still_held.append(stage() is not None)
 
-    monkeypatch.setattr(Holdings, "drop", noted)
-    with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a", "b") as cluster:
-            await cluster.ready()
-            for duty in cluster.duties.values():
-                duty.pause("its owner plays")
-            await cluster.until(lambda _: len(still_held) == 2)
-    assert still_held == [False, False]
+def test_to_stand_by_in_memory_holds_what_a_stage_is_built_of(model: Path) -> None:
+    asked, held = shard(model), keeper()
+    loaded = loader(asked, held).hold()
+    assert loaded.stage is None
+    assert (loaded.weight_bytes, held.nbytes) == (asked.weight_bytes, asked.weight_bytes)
+    assert load(asked, held).read_bytes == 0
 
 
 def test_what_the_node_does_not_have_of_the_model_it_need_not_prove(model: Path, tmp_path: Path) -> None:
-    asked = assignment(model)
+    asked = shard(model)
     copy = tmp_path / "copy"
     shutil.copytree(model, copy)
     (copy / "tokenizer.json").unlink()
-    assert loader(msgspec.structs.replace(asked, model_id=str(copy))).load(Holdings()).read_bytes > 0
+    assert load(msgspec.structs.replace(asked, model_id=str(copy)), keeper()).read_bytes > 0
 
 
 @pytest.mark.parametrize(
@@ -212,56 +268,19 @@ def test_what_the_node_does_not_have_of_the_model_it_need_not_prove(model: Path,
 def test_a_copy_that_differs_is_refused_and_the_file_is_named(
     model: Path, tmp_path: Path, damage: Callable[[Path], None], complaint: str
 ) -> None:
-    asked = assignment(model)
-    copy, holdings = tmp_path / "copy", Holdings()
+    asked = shard(model)
+    copy, held = tmp_path / "copy", keeper()
     shutil.copytree(model, copy)
     damage(copy)
     with pytest.raises(CheckpointError, match=complaint) as refusal:
-        loader(msgspec.structs.replace(asked, model_id=str(copy))).load(holdings)
+        load(msgspec.structs.replace(asked, model_id=str(copy)), held)
     assert "is not the coordinator's model" in refusal.value.title
-    assert holdings.stage is None
+    assert held.nbytes == 0
 
 
 def test_a_difference_in_layers_that_it_does_not_hold_is_not_the_nodes_to_find(model: Path, tmp_path: Path) -> None:
-    asked = assignment(model)
+    asked = shard(model)
     copy = tmp_path / "copy"
     shutil.copytree(model, copy)
     flip(copy, "model.layers.3.mlp.down_proj.weight")
-    assert loader(msgspec.structs.replace(asked, model_id=str(copy))).load(Holdings()).read_bytes > 0
-
-
-async def test_a_node_that_is_released_while_it_loads_keeps_nothing(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held: list[Holdings] = []
-    read, go_on, ended = threading.Event(), threading.Event(), threading.Event()
-    load, load_stage = StageLoader.load, Model.load_stage
-
-    def noted(self: StageLoader, holdings: Holdings) -> Any:
-        held.append(holdings)
-        try:
-            return load(self, holdings)
-        finally:
-            ended.set()
-
-    def held_up(*args: Any) -> Any:
-        loaded = load_stage(*args)
-        read.set()
-        assert go_on.wait(SECONDS)
-        return loaded
-
-    monkeypatch.setattr(StageLoader, "load", noted)
-    monkeypatch.setattr(Model, "load_stage", held_up)
-    with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a") as cluster:
-            await cluster.until(lambda _: read.is_set())
-            live = cluster.coordinator._live
-            assert live is not None
-            [member] = live._members.all()
-            await member.link.send(Release(1))
-            await wait_all_tasks_blocked(0.05)
-            go_on.set()
-            await cluster.until(lambda _: ended.is_set())
-            sent = cluster.machines["a"].sent
-            await cluster.until(lambda _: [msgpack.unpackb(frame)["type"] for frame in sent].count("NODE_STATE") == 2)
-            assert [holdings.stage for holdings in held] == [None]
+    assert load(msgspec.structs.replace(asked, model_id=str(copy)), keeper()).read_bytes > 0

@@ -228,7 +228,7 @@ def test_layers_that_compute_more_than_their_pieces_are_refused(llama: Path, mon
 
 
 def test_a_family_whose_layers_are_not_in_pieces_is_refused() -> None:
-    stage = Stage(lambda hidden, batch: hidden, range(1), CPU, torch.float32, nbytes=0, kv_token_bytes=1)
+    stage = Stage(lambda hidden, batch: hidden, range(1), CPU, torch.float32, nbytes=0)
     with pytest.raises(ConfigError, match=r"family's layers are not in pieces .*leave it out"):
         compile_stage(stage, WIDTH, torch.float32)
 

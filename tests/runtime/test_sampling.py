@@ -19,7 +19,8 @@ from transformers import (
 
 from core.errors import StageError
 from core.runtime import draws, draws_on_device, sampling
-from core.runtime.sampling import Sampler, SamplingParams, choose, finite_rows, require_finite, uniform
+from core.runtime.sampling import Sampler, choose, finite_rows, require_finite, uniform
+from core.runtime.sampling_params import SamplingParams
 
 VOCAB = 4000
 GREEDY = SamplingParams(temperature=0)

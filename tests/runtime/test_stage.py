@@ -33,7 +33,7 @@ def layer_four(hidden: Tensor, batch: Batch) -> Tensor:
 
 
 def stage(stack: Callable[[Tensor, Batch], Tensor] = layer_four, residual: torch.dtype = torch.float32) -> Stage:
-    return Stage(stack, range(4, 5), CPU, residual, nbytes=0, kv_token_bytes=1)
+    return Stage(stack, range(4, 5), CPU, residual, nbytes=0)
 
 
 def rows(count: int) -> Tensor:

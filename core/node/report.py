@@ -1,0 +1,62 @@
+"""NODE_STATE: what a node holds, for all its hops together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import trio
+
+from core.link import Link
+from core.node.state import Node
+from core.protocol.fields import Holding
+from core.protocol.messages import NodeState
+from core.runtime.device import free_memory
+from core.runtime.stage import Stage
+
+_STATE_SECONDS = 0.25
+
+
+class StateReport:
+    """`run` it in a task: it tells the coordinator what `changed`, a few times in a second at most."""
+
+    def __init__(self, node: Node, control: Link, stages: Callable[[], Sequence[Stage]]) -> None:
+        self._node = node
+        self._control = control
+        self._stages = stages
+        self._kv_room: int | None = None
+        self._holdings: list[Holding] = []
+        self._changed = trio.Event()
+
+    def changed(self) -> None:
+        self._changed.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed = trio.Event()
+            await self.tell()
+            await trio.sleep(_STATE_SECONDS)
+
+    async def tell(self, *, layers_changed: bool = False) -> None:
+        """Counts in the compute thread, which owns the caches.
+
+        The room for them is measured when layers changed, and always told with the layers that it is beside.
+        """
+        node = self._node
+        usage = await node.compute.run(_usage_of, self._stages())
+        if layers_changed or self._kv_room is None:
+            self._kv_room, self._holdings = node.keeper.kv_room(usage.kv_bytes), node.keeper.holdings()
+        node.activity.kv_bytes, node.activity.weight_bytes = usage.kv_bytes, node.keeper.nbytes
+        await self._control.send(NodeState(*usage, free_memory(node.device), self._kv_room, self._holdings))
+
+
+class _Usage(NamedTuple):
+    sessions: int
+    kv_tokens: int
+    kv_bytes: int
+
+
+def _usage_of(stages: Sequence[Stage]) -> _Usage:
+    caches = [stage.caches for stage in stages]
+    return _Usage(sum(map(len, caches)), sum(each.tokens for each in caches), sum(each.nbytes for each in caches))
