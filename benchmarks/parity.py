@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 from unittest.mock import patch
 
-import core_plugin_quant.int4
-import core_plugin_quant.int8
-import core_plugin_quant.parts
 import torch
 from _measure import machine
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import core.runtime.kernel_choice
 import core.runtime.kv_cache
 import core.runtime.plain
 from core.cli.demo_model import demo_model
@@ -30,6 +28,7 @@ from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
 from core.parity import BOUNDS, Results, row_errors, run_layer, run_operations
 from core.plugins import PluginHost
+from core.runtime.kernel_choice import Kernels
 from core.runtime.model import Model, Precision
 from core.testing.checkpoints import ModelType, tiny_checkpoint
 from core.testing.families import tiny_family
@@ -42,19 +41,17 @@ BY_TRANSFORMERS = ("mixtral", "granite", "olmo2", "mamba")
 def converting(always: bool) -> Iterator[None]:
     """Products in float32, or in the dtype itself; packed weights dequantised either way."""
 
-    def dtype(_: Any, given: torch.dtype, *rows: int) -> torch.dtype:
+    def dtype(_: Any, given: torch.dtype) -> torch.dtype:
         return torch.float32 if always else given
 
+    def only(kernels: Mapping[str, Any], times: Any = None) -> Kernels[Any]:
+        found = [name for name in kernels if ("fp32" in name) is always and name not in ("packed", "in integers")]
+        return Kernels({name: kernels[name] for name in found or kernels})
+
     with ExitStack() as stack:
-        for module, name in (
-            (core.runtime.plain, "matmul_dtype"),
-            (core.runtime.kv_cache, "fast_dtype"),
-            (core_plugin_quant.parts, "fast_dtype"),
-        ):
-            stack.enter_context(patch.object(module, name, dtype))
-        stack.enter_context(patch.object(core.runtime.plain, "blocked", lambda _: None))
-        stack.enter_context(patch.object(core_plugin_quant.int8, "kernel_works", lambda *_: False))
-        stack.enter_context(patch.object(core_plugin_quant.int4, "kernel_layout", lambda *_: None))
+        stack.enter_context(patch.object(core.runtime.kv_cache, "fast_dtype", dtype))
+        for module in (core.runtime.kernel_choice, core.runtime.plain):
+            stack.enter_context(patch.object(module, "Kernels", only))
         yield
 
 
@@ -93,7 +90,8 @@ def main() -> None:
     torch.set_num_threads(1)
     print(machine())
     plugins = PluginHost.installed()
-    precisions = [Precision(quantizer, dtype, dtype) for quantizer in plugins.quantizers.values() for dtype in DType]
+    quantizers = [plugins.quantizers.get(name) for name in plugins.quantizers.names()]
+    precisions = [Precision(quantizer, dtype, dtype) for quantizer in quantizers for dtype in DType]
     worst: dict[DType, dict[float, float]] = {dtype: defaultdict(float) for dtype in DType}
 
     def compare(dtype: DType, run: Callable[[], Results]) -> None:

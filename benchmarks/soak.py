@@ -95,7 +95,7 @@ async def left_over(coordinator: Coordinator) -> dict[str, int]:
             left = {
                 "sessions": status.sessions + sum(node.sessions for node in status.nodes),
                 "kv_tokens": status.kv.reserved + sum(node.kv_tokens for node in status.nodes),
-                "batches": live.generator.supervisor.ready_route().under_way,
+                "batches": sum(service.route.in_flight for service in live.generator.router.services),
             }
             if not any(left.values()):
                 break

@@ -32,7 +32,8 @@ from core.interfaces.transport import Channel
 from core.link import Link, open_link
 from core.plugins import PluginHost
 from core.protocol.codec import Packet
-from core.protocol.messages import HiddenState, Run, RunDecode, Segment, Tensor
+from core.protocol.fields import Segment, Tensor
+from core.protocol.messages import HiddenState, Run, RunDecode
 from core.runtime.compute import open_compute_thread
 
 GOAL_MS = 1.5

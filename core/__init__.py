@@ -18,7 +18,7 @@ from core.interfaces.architecture import (
 from core.interfaces.checkpoint import Checkpoint, CheckpointFormat, FileInfo, Progress, Source, TensorInfo
 from core.interfaces.dtypes import DType
 from core.interfaces.planner import Candidate, Plan, Planner, PlanRequest, StagePlan
-from core.interfaces.quantizer import Linear, Quantizer, Table
+from core.interfaces.quantizer import GroupedLinear, Linear, Quantizer, Table
 from core.interfaces.transport import Channel, Credentials, Handler, Transport
 
 __version__ = "0.1.0"
@@ -44,6 +44,7 @@ __all__ = [
     "DType",
     "Ends",
     "FileInfo",
+    "GroupedLinear",
     "Handler",
     "Held",
     "LayerStack",

@@ -75,7 +75,7 @@ class StageError(CoreError):
 
 
 class NotReady(CoreError):
-    """No route is serving yet: carries the numbers that the API reports."""
+    """No route is serving yet: carries how many nodes are required, and how many are ready."""
 
     def __init__(self, title: str, message: str = "", hint: str = "", *, required: int, ready: int) -> None:
         super().__init__(title, message, hint)

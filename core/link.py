@@ -6,6 +6,7 @@ import itertools
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,7 +15,8 @@ import trio
 from core.errors import ChannelClosed, ProtocolError, TrustError, sole_error
 from core.interfaces.transport import Channel
 from core.protocol.codec import MAX_TENSOR_BYTES, Decoder, Packet, encode, encode_whole, fits_one_frame
-from core.protocol.messages import Challenge, Error, Message, Ping, Pong, clipped
+from core.protocol.fields import clipped
+from core.protocol.messages import Challenge, Error, ErrorCode, Message, Ping, Pong
 from core.trust.addresses import host_of, is_loopback
 from core.trust.proof import new_nonce
 
@@ -27,14 +29,12 @@ HANDSHAKE_SECONDS = 5.0
 GREETING_BYTES = 64 * 1024
 """The largest frame that is taken from a peer before it has said who it is."""
 _QUEUE = 256
+_ROUND_TRIPS, _FEW = 16, 3
 _FLUSH_SECONDS = 1.0
 
 
 class Link:
-    """Made by `open_link`. Any task may send; one task receives, and must keep at it: it never computes.
-
-    `round_trip` is the last heartbeat's, in seconds (None before the first).
-    """
+    """Made by `open_link`. Any task may send; one task receives, and must keep at it: it never computes."""
 
     def __init__(self, channel: Channel, patience: float) -> None:
         self.peer = channel.peer
@@ -42,7 +42,7 @@ class Link:
         self.secure = channel.secure
         self.within_this_machine = is_loopback(host_of(channel.peer)) or host_of(channel.peer) == channel.local_host
         """No other machine has an address of this one's."""
-        self.round_trip: float | None = None
+        self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
         self._channel = channel
         self._patience = patience
         self._decoder = Decoder()
@@ -56,6 +56,14 @@ class Link:
         self._waiting_since = math.inf
         """When the receiver began to wait for a frame; infinity while it doesn't wait."""
         self._silent = False
+
+    @property
+    def round_trip(self) -> float | None:
+        """The shortest of the last heartbeats', in seconds: what a busy machine adds says nothing of the network.
+
+        None before the first few.
+        """
+        return min(self._round_trips) if len(self._round_trips) >= _FEW else None
 
     async def send(self, message: Message, request_id: str = "") -> None:
         """Queues a message, waiting while the queue is full. Raises ChannelClosed after the link ended."""
@@ -103,7 +111,7 @@ class Link:
             if isinstance(packet.message, Ping):
                 self.try_send(Pong(packet.message.sent_us))
             elif isinstance(packet.message, Pong):
-                self.round_trip = max(0, _now_us() - packet.message.sent_us) / 1e6
+                self._round_trips.append(max(0, _now_us() - packet.message.sent_us) / 1e6)
             else:
                 return packet
 
@@ -130,16 +138,17 @@ class Link:
     def _packet(self, message: Message, request_id: str = "") -> Packet:
         return Packet(message, request_id, next(self._seq))
 
-    def try_send(self, message: Message) -> None:
-        """Queues a message that is not needed while the queue is full, or after the link ended.
+    def try_send(self, message: Message) -> bool:
+        """Queues a message, and says whether it did: it does not while the queue is full, or after the link ended.
 
-        So is a heartbeat: while the queue is full, other frames are on their way.
+        A heartbeat is not needed then: while the queue is full, other frames are on their way.
         """
         try:
             self._outgoing.send_nowait(encode(self._packet(message)))
         except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
-            return
+            return False
         self._unwritten += 1
+        return True
 
     async def _write(self) -> None:
         """The only task that sends on the channel. When it fails the channel is closed, which wakes the receiver."""
@@ -233,5 +242,5 @@ async def greeting(link: Link) -> tuple[Message, bytes]:
             raise TrustError("a link that is not encrypted was refused", "beyond one machine an invite is needed")
         return await first_message(link), nonce
     except (ProtocolError, TrustError) as error:
-        await link.end_with(Error("protocol", clipped(error)))
+        await link.end_with(Error(ErrorCode.PROTOCOL, clipped(error)))
         raise

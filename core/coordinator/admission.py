@@ -1,24 +1,23 @@
-"""Who runs and who waits: a session is let in when every hop has KV memory for it, the clients in turn."""
+"""Who runs on a route: a session is let in when every hop has KV memory for it, the clients in turn."""
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import trio
 
 from core.coordinator.kv_budget import Kept, KVBudget
 from core.coordinator.route import Route
-from core.coordinator.session import Session
-from core.coordinator.telemetry import Telemetry
-from core.errors import Overloaded, RouteError
+from core.coordinator.session import Place, Session
+from core.coordinator.waiting_queue import WaitingQueue
+from core.errors import CoreError, RequestError, RouteError
 from core.protocol.messages import ClearCache, CopyCache
-from core.runtime.kv_cache import capacity
+from core.runtime.kv_cache import capacity, longest_within
 
-MAX_WAITING = 256
-WAIT_SECONDS = 120.0
-"""For how long a session waits to be let in."""
+STARVED_SECONDS = 120.0
+"""For how long a session waits for memory that nobody else on its route can free."""
 ANSWER_TOKENS = 1024
 """Reserved at a time for an answer whose length nobody has bounded."""
 SAME_CHAT = 64
@@ -26,189 +25,226 @@ SAME_CHAT = 64
 
 
 class Admission:
-    """Sessions enter, and leave when they are over; meanwhile their reservation grows with what they decode.
+    """Lets sessions of `queue` onto `route`, and out; meanwhile their reservation grows with what they decode.
 
-    What it has the hops do with caches it notes as orders, which go out before the next batch does.
+    What it has the hops do with caches it notes as commands, which go out before the next batch does. `begin` gets each
+    session that is let in; `left` is called when one has left.
     """
 
-    def __init__(self, *, max_sessions: int, keeps: bool, rolls_back: bool, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        route: Route,
+        queue: WaitingQueue,
+        begin: Callable[[Session], None],
+        left: Callable[[], None],
+        *,
+        max_sessions: int,
+        keeps: bool,
+        rolls_back: bool,
+    ) -> None:
         """`keeps`: ended sessions' caches stay for prompts that begin alike; `rolls_back` as in ModelSpec."""
         self.running: dict[int, Session] = {}
-        self.waiting: list[Session] = []
-        self.budget = KVBudget(0, keeps=False)
+        self.budget = KVBudget(lambda: route.kv_tokens, keeps=keeps)
+        self.is_open = True
+        self._route = route
+        self._epoch = route.epoch
+        self._hop = route.hops[0].number
+        self._queue = queue
+        self._begin = begin
+        self._left = left
         self._max_sessions = max_sessions
-        self._keeps = keeps
         self._rolls_back = rolls_back
-        self._telemetry = telemetry
-        self._arrivals: Iterator[int] = itertools.count()
         self._starved: list[Session] = []
-        self._orders: list[ClearCache | CopyCache] = []
-        self._epoch = 0
-        self._begin: Callable[[Session], None] | None = None
+        self._commands: list[ClearCache | CopyCache] = []
 
-    def open(self, route: Route, begin: Callable[[Session], None]) -> None:
-        """Lets sessions onto a route: `begin` gets each."""
-        self.budget = KVBudget(route.kv_tokens, keeps=self._keeps)
-        self._epoch, self._begin = route.epoch, begin
-
-    def close(self, failure: RouteError | None) -> None:
-        """The route is gone, and with it all caches: who ran or waited fails."""
-        self._begin = None
-        self._orders.clear()
-        self._starved.clear()
-        self.budget = KVBudget(0, keeps=False)
-        for session in (*self.running.values(), *self.waiting):
-            session.fail((failure or RouteError("the coordinator ends")).again())
-        self.running.clear()
-        self.waiting.clear()
-
-    async def enter(self, session: Session) -> None:
-        """Returns when it runs. Raises Overloaded where too many wait, or it waited too long."""
-        self._telemetry.came(session)
-        if len(self.waiting) >= MAX_WAITING:
-            full = Overloaded(f"{MAX_WAITING} requests are waiting", "no more are taken at once", "try again shortly")
-            session.fail(full, "queue_full")
-            raise full
-        session.arrival = next(self._arrivals)
-        self.waiting.append(session)
-        self._admit()
-        with trio.move_on_after(WAIT_SECONDS):
-            await session.admitted.wait()
-        if session.failure is not None:
-            raise session.failure
-        if not session.admitted.is_set():
-            self.waiting.remove(session)
-            late = Overloaded(f"no room within {WAIT_SECONDS:g} s", f"beside {self.crowd}", "try again later")
-            session.fail(late, "queue_timeout")
-            raise late
-
-    @property
-    def crowd(self) -> str:
-        return f"{len(self.running)} running and {len(self.waiting)} waiting"
+    def close(self) -> None:
+        """Nobody is let in from now on, and what ended sessions left is freed."""
+        self.is_open = False
+        self._clear(self.budget.forget())
 
     def any_decodes(self) -> bool:
-        return any(session.answered for session in self.running.values())
+        return any(session.decodes for session in self.running.values())
 
     def has_room(self, session: Session) -> bool:
-        """Whether its next rows fit into what it has reserved, or now has. If not it waits, and is begun again."""
-        if len(session.tokens) <= session.reserved:
+        """Whether its next rows fit into what it has reserved, or can. If not it waits, and is begun again."""
+        place = _place_of(session)
+        if len(session.tokens) <= place.reserved or self._grow(session, place):
             return True
-        if self._grow(session):
-            return True
-        if session is next(iter(self.running.values())):
+        if len(self.running) == 1:
+            self._preempt(session, STARVED_SECONDS)
+        elif session is next(iter(self.running.values())):
             self._starved.append(session)
         else:
             self._preempt(session)
         return False
 
     def leave(self, session: Session) -> None:
-        """It is over, and nothing of it is under way: its caches are kept for others, or freed."""
-        for waiting in (self.waiting, self._starved):
-            if session in waiting:
-                waiting.remove(session)
-        if self.running.pop(session.number, None) is not None:
-            self.budget.release(session.reserved)
-            kept = [] if session.failure else session.tokens[: session.cached]
-            self._clear(self.budget.keep(session.cache, kept, capacity(max(session.most_cached, len(kept)))))
-        self._admit()
+        """It is over, and nothing of it is in flight: its caches are kept for others, or freed."""
+        place = self._give_up(session)
+        if place is not None:
+            kept = [] if session.failure else session.tokens[: place.cached]
+            self._clear(self.budget.keep(place.cache, kept, capacity(max(place.most_cached, len(kept)))))
+            session.vacate()
+        self._left()
 
-    @property
-    def has_orders(self) -> bool:
-        return bool(self._orders)
+    def move_out(self, session: Session) -> None:
+        """It goes on elsewhere, and nothing of it is in flight: its caches are freed."""
+        place = self._give_up(session)
+        if place is not None:
+            self._clear([place.cache])
+        self._left()
 
-    async def send_orders(self, route: Route) -> None:
-        """Has the hops do what was noted since, in order."""
-        while self._orders:
-            await route.order(self._orders.pop(0))
+    def admit(self) -> None:
+        """Lets in whoever is next while there is room. Nobody overtakes who waits for more room.
 
-    def _admit(self) -> None:
-        """Lets in whoever is next while there is room. Nobody overtakes who waits for more room."""
-        if self._begin is None:
+        Those who run here already get it also when nobody else is let in.
+        """
+        if self._route.failure is not None:
             return
         while self._starved:
-            if not self._grow(self._starved[0]):
+            session = self._starved[0]
+            if not self._grow(session, _place_of(session)):
+                if len(self.running) == 1:
+                    self._preempt(session, STARVED_SECONDS)
                 return
             self._begin(self._starved.pop(0))
-        while self.waiting and len(self.running) < self._max_sessions:
-            session = self._next()
-            if not self._reserve(session):
+        while self.is_open and len(self.running) < self._max_sessions:
+            clients = Counter(session.client for session in self.running.values())
+            next_session = self._queue.next(clients)
+            if next_session is None or not self._try(next_session):
                 return
-            self.waiting.remove(session)
-            self.running[session.number] = session
-            session.admitted.set()
-            session.epoch = self._epoch
-            self._telemetry.tell(session)
-            self._begin(session)
 
-    def _next(self) -> Session:
-        """Whoever ran before; or else, of the clients that run least, the one that came first."""
-        running = Counter(session.client for session in self.running.values())
-        return min(self.waiting, key=lambda one: (not one.admitted.is_set(), running[one.client], one.arrival))
+    @property
+    def has_commands(self) -> bool:
+        return bool(self._commands)
+
+    async def send_commands(self, route: Route) -> None:
+        """Has the hops do what was noted since, in order."""
+        while self._commands:
+            await route.command(self._commands.pop(0))
+
+    def _try(self, session: Session) -> bool:
+        """Whether `session` need not wait: it is let in, or can't be served by this route at all."""
+        longest, decoding = longest_within(self._route.kv_capacity), session.decoding
+        if session.prompt_tokens + decoding.max_tokens > longest:
+            if not self._route.is_settled:
+                return False
+            if decoding.bounded or len(session.tokens) >= longest:
+                self._queue.remove(session)
+                session.fail(_too_long(session, longest))
+                return True
+            decoding.max_tokens = longest - session.prompt_tokens
+        place = self._reserve(session)
+        if place is None:
+            return False
+        self._queue.remove(session)
+        self.running[session.number] = session
+        session.admit(place)
+        self._begin(session)
+        return True
 
     def _wanted(self, session: Session) -> int:
-        """What it reserves: all that it may hold where that was bounded, or the next part of it."""
+        """What it reserves: all that it may hold if that was bounded, or the next part of it."""
         bound = session.prompt_tokens + session.decoding.max_tokens
         if not session.decoding.bounded:
             bound = min(bound, len(session.tokens) + ANSWER_TOKENS)
         return capacity(bound)
 
-    def _grow(self, session: Session) -> bool:
-        """Reserves the next part of what it may hold; False where there is no room for that."""
-        wanted = self._wanted(session) - session.reserved
+    def _grow(self, session: Session, place: Place) -> bool:
+        """Reserves the next part of what it may hold; False if there is no room for that."""
+        wanted = self._wanted(session) - place.reserved
         gone = self.budget.reserve(wanted)
         if gone is None:
             return False
-        session.reserved += wanted
+        place.reserved += wanted
         self._clear(gone)
         return True
 
-    def _reserve(self, session: Session) -> bool:
+    def _reserve(self, session: Session) -> Place | None:
         wanted = self._wanted(session)
         if not self.budget.has_room(wanted):
-            return False
-        kept, common = self._alike(session)
+            return None
+        kept, common = self._longest_prefix(session)
         if kept is not None and self._rolls_back and common < len(kept.tokens) - SAME_CHAT:
             gone = self.budget.reserve(wanted, spared=kept)
             if gone is not None:
                 self.budget.touch(kept)
-                self._let_in(session, wanted, gone, common)
-                self._orders.append(CopyCache(self._epoch, kept.cache, session.cache, common))
-                return True
+                self._clear(gone)
+                self._commands.append(CopyCache(self._hop, kept.cache, session.number, common))
+                return Place(self._epoch, session.number, wanted, cached=common)
         wanted = max(wanted, kept.room if kept else 0)
         gone = self.budget.reserve(wanted, taken=kept)
         if gone is None:
-            return False
-        if kept is not None:
-            session.cache, session.most_cached = kept.cache, kept.room
-        self._let_in(session, wanted, gone, common)
-        return True
-
-    def _let_in(self, session: Session, reserved: int, gone: list[int], cached: int) -> None:
+            return None
         self._clear(gone)
-        session.reserved = reserved
-        session.restart(cached)
-        if not session.admitted.is_set():
-            session.cached_tokens = cached
+        if kept is None:
+            return Place(self._epoch, session.number, wanted)
+        return Place(self._epoch, kept.cache, wanted, cached=common, most_cached=kept.room)
 
-    def _alike(self, session: Session) -> tuple[Kept | None, int]:
+    def _longest_prefix(self, session: Session) -> tuple[Kept | None, int]:
         """The caches to begin with, and how many of their tokens: the last token of a prompt is always run."""
-        if session.decoding.wants_prompt_logprobs:
+        if session.wants_prompt_logprobs:
             return None, 0
-        kept, common = self.budget.alike(session.tokens[:-1])
+        kept, common = self.budget.longest_prefix(session.tokens[:-1])
         if kept is not None and not self._rolls_back and common < len(kept.tokens):
             return None, 0
         return kept, common
 
-    def _preempt(self, session: Session) -> None:
-        """Its caches make room for those who came before it; it is let in again first, and prefills all it has."""
-        del self.running[session.number]
-        self.budget.release(session.reserved)
-        session.reserved = session.most_cached = 0
-        self._clear([session.cache])
-        session.restart()
-        self.waiting.append(session)
-        self._admit()
+    def is_starved(self, session: Session) -> bool:
+        return session in self._starved
+
+    def _preempt(self, session: Session, patience: float = math.inf) -> None:
+        """Its caches make room for those who came before it; it is let in again first, and prefills all it has.
+
+        One before whom nobody came has `patience` seconds: the route's memory has shrunk, and may grow again.
+        """
+        place = self._give_up(session)
+        assert place is not None, "it runs here"
+        self._clear([place.cache])
+        session.wait()
+        self._queue.add(session, trio.current_time() + patience if patience < math.inf else session.deadline)
+        if self.running:
+            self.admit()
+        else:
+            self._left()
+
+    def _give_up(self, session: Session) -> Place | None:
+        """What it had reserved here, which is free again."""
+        if session in self._starved:
+            self._starved.remove(session)
+        if self.running.pop(session.number, None) is None:
+            return None
+        place = _place_of(session)
+        self.budget.release(place.reserved)
+        return place
 
     def _clear(self, caches: list[int]) -> None:
         if caches:
-            self._orders.append(ClearCache(self._epoch, caches))
+            self._commands.append(ClearCache(self._hop, caches))
+
+
+def _place_of(session: Session) -> Place:
+    assert session.place is not None, "it runs here"
+    return session.place
+
+
+def context_exceeded(context: int, prompt: int, wanted: int) -> RequestError:
+    """Of a request whose prompt and completion are to have more tokens together than there is room for."""
+    return RequestError(
+        f"This model's maximum context length is {context} tokens",
+        f"the request is {prompt + wanted} tokens: {prompt} in the prompt, {wanted} for the completion",
+        "shorten either",
+        param="prompt",
+        code="context_length_exceeded",
+    )
+
+
+def _too_long(session: Session, longest: int) -> CoreError:
+    wanted = session.decoding.max_tokens
+    if not session.has_run:
+        return context_exceeded(longest, session.prompt_tokens, wanted)
+    return RouteError(
+        "the machines that are left have too little KV memory for this generation",
+        f"it may grow to {session.prompt_tokens + wanted} tokens, and they hold {longest}",
+        "ask for fewer tokens, or let more machines join",
+    )

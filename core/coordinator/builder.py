@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TypeVar
@@ -12,13 +12,13 @@ from typing import TypeVar
 import trio
 
 from core.coordinator.head import Head
-from core.coordinator.local_nodes import LOCAL_PREFIX
+from core.coordinator.hop import Hop, HopState
 from core.coordinator.members import Member
 from core.coordinator.referee import Referee
-from core.coordinator.route import Hop, Route
+from core.coordinator.route import Route
 from core.coordinator.settings import CoordinatorSettings
-from core.errors import ChannelClosed, CoreError, RouteError, StageError, sole_error
-from core.interfaces.planner import Plan
+from core.errors import CoreError, RouteError, StageError, sole_error
+from core.protocol.fields import Proof, Segment, Shard
 from core.protocol.messages import (
     Assignment,
     ClearCache,
@@ -27,9 +27,8 @@ from core.protocol.messages import (
     LoadFailed,
     LoadProgress,
     PeerConnected,
-    Proof,
     RunPrefill,
-    Segment,
+    StandBy,
 )
 from core.runtime.compute import ComputeThread
 from core.runtime.manifest import Manifest
@@ -57,93 +56,102 @@ class RouteBuilder:
     manifest: Manifest
     referee: Referee
 
-    async def build(
-        self, epoch: int, plan: Plan, members: Mapping[str, Member], route_made: Callable[[Route], None]
-    ) -> Route:
-        """A route that a real token has passed through. `route_made` gets it before any message can come for it.
+    async def build(self, route: Route) -> None:
+        """Has the hops of `route` load their layers, links them, and sees a real token pass through all of them.
 
-        Raises RouteError (LoadRefused where a node said no) naming the node.
+        Raises RouteError (LoadRefused if a node said no) naming the node.
         """
-        hops = [Hop(members[stage.node_id], range(stage.start, stage.end)) for stage in plan.stages]
-        route = Route(epoch, hops)
-        route_made(route)
-        tokens = [secrets.token_bytes(16) for _ in hops]
+        tokens = [secrets.token_bytes(16) for _ in route.hops]
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_fail_when_broken, route)
                 await self._load_all(route, tokens)
-                for upstream, hop, token in zip(hops, hops[1:], tokens, strict=False):
-                    hop.member.upstream_link = await self._connect(epoch, upstream.member, hop.member, token)
+                for upstream, hop, token in zip(route.hops, route.hops[1:], tokens, strict=False):
+                    hop.link = await self._connect(upstream, hop, token)
                 await self._prove(route)
                 nursery.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise sole_error(group) from None
-        return route
+
+    async def stand_in(self, hop: Hop, *, in_memory: bool) -> None:
+        """Has the hop's member bring the files of its layers, and with `in_memory` hold them, for a later route.
+
+        Raises RouteError if that fails.
+        """
+        shard = self._shard(hop.layers)
+        await hop.send(StandBy(hop.number, shard, in_memory))
+        loaded = await self._loaded(hop)
+        if in_memory:
+            await self._compute(self.referee.prepare, shard.parity_layer)
+            await self._compare(hop, shard, loaded)
+        hop.state = HopState.LOADED
 
     async def _load_all(self, route: Route, tokens: list[bytes]) -> None:
         async with trio.open_nursery() as nursery:
             for index, hop in enumerate(route.hops):
-                downstream = route.hops[index + 1].member if index + 1 < len(route.hops) else None
-                assignment = self._assignment(route.epoch, hop.layers, tokens[index], downstream)
+                downstream = route.hops[index + 1] if index + 1 < len(route.hops) else None
+                assignment = self._assignment(hop, tokens[index], downstream)
                 nursery.start_soon(self._load, hop, assignment)
-                nursery.start_soon(self._compute, self.referee.prepare, assignment.parity_layer)
+                nursery.start_soon(self._compute, self.referee.prepare, assignment.shard.parity_layer)
 
     async def _load(self, hop: Hop, assignment: Assignment) -> None:
-        member = hop.member
-        member.become("loading")
-        member.layers, member.upstream_link = hop.layers, ""
-        await _send(member, assignment)
+        await hop.send(assignment)
+        loaded = await self._loaded(hop)
+        await self._compare(hop, assignment.shard, loaded)
+        hop.state, hop.weight_bytes = HopState.LOADED, loaded.weight_bytes
+        told = (hop.member.node_id, hop.span, loaded.read_bytes, loaded.seconds)
+        _log.info("node %s has layers %s: %d bytes read in %.2f s", *told)
+
+    async def _loaded(self, hop: Hop) -> LoadComplete:
         while True:
-            answer = await member.answer(assignment.epoch, LoadProgress, LoadComplete, LoadFailed, within=STALL_SECONDS)
-            if isinstance(answer, LoadFailed):
-                member.fail(answer.reason)
-                raise LoadRefused(
-                    f"node {member.node_id!r} could not load layers [{hop.layers.start}, {hop.layers.stop})",
-                    answer.reason,
-                    node=member.node_id,
-                )
+            answer = await hop.answer(LoadProgress, LoadComplete, LoadFailed, within=STALL_SECONDS)
             if isinstance(answer, LoadComplete):
-                await self._compare(member, assignment, answer)
-                member.become("loaded")
-                member.weight_bytes = answer.weight_bytes
-                member.kv_tokens = answer.kv_tokens // self._sharing(member)
-                return
+                hop.member.loaded()
+                return answer
+            if isinstance(answer, LoadFailed):
+                raise _refused(hop, f"could not load layers {hop.span}", answer.reason)
 
-    def _sharing(self, member: Member) -> int:
-        """How many nodes fill the memory that `member` has measured."""
-        return self.settings.local_nodes if member.node_id.startswith(LOCAL_PREFIX) else 1
-
-    async def _compare(self, member: Member, assignment: Assignment, loaded: LoadComplete) -> None:
-        difference = await self._compute(self.referee.difference, loaded.parity, assignment.parity_layer)
+    async def _compare(self, hop: Hop, shard: Shard, loaded: LoadComplete) -> None:
+        difference = await self._compute(self.referee.difference, loaded.parity, shard.parity_layer)
         if difference:
-            member.fail(f"it computes other results than the coordinator: {difference}")
-            raise LoadRefused(
-                f"node {member.node_id!r} computes other results than the coordinator",
-                difference,
-                "see `core doctor` there; a driver or torch itself may be broken",
-                node=member.node_id,
-            )
+            hint = "see `core doctor` there; a driver or torch itself may be broken"
+            raise _refused(hop, "computes other results than the coordinator", difference, hint)
 
-    async def _connect(self, epoch: int, upstream: Member, member: Member, token: bytes) -> str:
-        """How `upstream` reaches `member`: "direct", or "relayed" with the reason."""
-        hosts, port = _hosts_of(upstream, member), upstream.hello.peer_port
-        await _send(member, ConnectPeer(epoch, hosts, port, token, upstream.fingerprint))
-        answer = await member.answer(epoch, PeerConnected, within=LINK_SECONDS)
+    async def _connect(self, upstream: Hop, hop: Hop, token: bytes) -> str:
+        """How `upstream` reaches `hop`: "direct", or "relayed" with the reason."""
+        dialled = upstream.member
+        hosts, port = _hosts_of(dialled, hop.member), dialled.hello.peer_port
+        await hop.send(ConnectPeer(hop.number, upstream.number, hosts, port, token, dialled.fingerprint))
+        answer = await hop.answer(PeerConnected, within=LINK_SECONDS)
         return "direct" if answer.direct else f"relayed by the coordinator: {answer.reason}"
 
-    async def _prove(self, route: Route) -> None:
-        hidden = await self._compute(self.head.embed, [0])
-        segment = Segment(session=PROOF_SESSION, position=0, rows=1, outputs=1)
+    async def is_proven_again(self, route: Route) -> bool:
+        """Whether it stands: it fails if a node does whatever it is given, and not one request alone."""
+        route.is_doubted = False
         try:
-            answer = await route.run(RunPrefill(route.epoch, [segment], hidden))
-            await self._compute(self.head.check, answer.hidden)
+            await self._prove(route)
+        except LoadRefused as error:
+            route.fail(error)
+        except CoreError as error:
+            _log.warning("route %d could not be proven again: %s", route.epoch, error)
+        return route.failure is None
+
+    async def _prove(self, route: Route) -> None:
+        """Has a real token pass through all hops. Raises RouteError (LoadRefused if it is a node's fault)."""
+        hidden = await self._compute(self.head.embed, [0])
+        segment, first = Segment(session=PROOF_SESSION, position=0, rows=1, outputs=1), route.hops[0].number
+        try:
+            answer = await route.run(RunPrefill(first, [segment], hidden))
+            await self._compute(self.head.check, answer.hidden, route.hops[-1].member.node_id)
         except RouteError:
             raise
         except CoreError as error:
-            raise self._failed_proof(route, error) from error
-        await route.order(ClearCache(route.epoch, [PROOF_SESSION]))
+            raise _failed_proof(route, error) from error
+        await route.command(ClearCache(first, [PROOF_SESSION]))
+        if route.failure is not None:
+            raise route.failure
         for hop in route.hops:
-            hop.member.become("ready")
+            hop.state = HopState.READY
 
     async def _compute(self, call: Callable[..., T], *args: object) -> T:
         """In the compute thread, where torch and plugins may raise anything."""
@@ -151,38 +159,51 @@ class RouteBuilder:
             return await self.compute.run(call, *args)
         except CoreError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             _log.exception("the coordinator's head failed")
             raise RouteError("the coordinator's head failed", f"{type(error).__name__}: {error}") from error
 
-    def _failed_proof(self, route: Route, error: CoreError) -> RouteError:
-        """A node whose stage is at fault is left out of the next plans, as one is that can't load."""
-        title, reason = "the route failed its proof", str(error)
-        for hop in route.hops:
-            if isinstance(error, StageError) and error.node == hop.member.node_id:
-                hop.member.fail(reason)
-                return LoadRefused(title, reason, node=error.node)
-        return RouteError(title, reason)
-
-    def _assignment(self, epoch: int, layers: range, token: bytes, downstream: Member | None) -> Assignment:
-        proof = self.manifest.proof(layers)
+    def _assignment(self, hop: Hop, token: bytes, downstream: Hop | None) -> Assignment:
         return Assignment(
-            epoch=epoch,
+            hop=hop.number,
+            next_hop=downstream.number if downstream else None,
+            shard=self._shard(hop.layers),
+            wire_dtype=self.precision.wire,
+            link_token=token,
+            downstream=downstream.member.fingerprint if downstream else None,
+        )
+
+    def _shard(self, layers: range) -> Shard:
+        proof = self.manifest.proof(layers)
+        return Shard(
             model_id=self.settings.source.model,
             revision=self.model.checkpoint.revision or self.settings.source.revision,
             architecture=self.model.architecture.name,
             quant=self.precision.quantizer.name,
             compute_dtype=self.precision.compute,
-            wire_dtype=self.precision.wire,
             layer_start=layers.start,
-            layer_end_exclusive=layers.stop,
-            is_last=downstream is None,
-            total_weight_bytes=sum(self.model.layer_bytes(layer, self.precision) for layer in layers),
-            parity_layer=self.referee.layer_of(layers),
+            layer_end=layers.stop,
+            weight_bytes=sum(self.model.layer_bytes(layer, self.precision) for layer in layers),
             proof=Proof(proof.manifest, dict(proof.files), dict(proof.rests), list(proof.layers)),
-            link_token=token,
-            downstream=downstream.fingerprint if downstream else None,
+            parity_layer=self.referee.layer_of(layers),
         )
+
+
+def _refused(hop: Hop, what: str, reason: str, hint: str = "") -> LoadRefused:
+    """The member is left out of the next plans for a while, unless it only was to stand in."""
+    if not hop.stands_in:
+        hop.member.fail(f"it {what}: {reason}" if hint else reason)
+    return LoadRefused(f"node {hop.member.node_id!r} {what}", reason, hint, node=hop.member.node_id)
+
+
+def _failed_proof(route: Route, error: CoreError) -> RouteError:
+    """A node whose stage is at fault is left out of the next plans, as one is that can't load."""
+    title, reason = "the route failed its proof", str(error)
+    for hop in route.hops:
+        if isinstance(error, StageError) and error.node == hop.member.node_id:
+            hop.member.fail(reason)
+            return LoadRefused(title, reason, node=error.node)
+    return RouteError(title, reason)
 
 
 def _hosts_of(upstream: Member, member: Member) -> list[str]:
@@ -197,13 +218,6 @@ def _is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False  # a transport may have addresses of its own kind
-
-
-async def _send(member: Member, message: Assignment | ConnectPeer) -> None:
-    try:
-        await member.link.send(message)
-    except ChannelClosed as error:
-        raise member.lost(error.reason) from None
 
 
 async def _fail_when_broken(route: Route) -> None:

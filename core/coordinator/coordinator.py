@@ -46,7 +46,7 @@ class Coordinator:
         live_module = await trio.to_thread.run_sync(importlib.import_module, "core.coordinator.live")
         live: Live = await trio.to_thread.run_sync(live_module.Live, self._settings, plugins, self._note)
         try:
-            async with live.serving_nodes() as self.node_port:
+            async with live.node_port.open() as self.node_port:
                 task_status.started()
                 self._live = live
                 await live.run()
@@ -57,7 +57,9 @@ class Coordinator:
 
     def status(self) -> ClusterStatus:
         if self._live is not None:
-            return self._live.status(self._phase, self._progress)
+            from core.coordinator.view import cluster_status
+
+            return cluster_status(self._live, self._phase, self._progress)
         return ClusterStatus(
             model=self.served_model,
             state="waiting",
@@ -90,7 +92,16 @@ class Coordinator:
         return self._live.telemetry.watch()
 
     def metrics(self) -> tuple[Metric, ...]:
-        return tuple(self._live.metrics()) if self._live is not None else ()
+        if self._live is None:
+            return ()
+        from core.coordinator.view import metrics
+
+        return tuple(metrics(self._live))
+
+    async def rebalance(self) -> str:
+        self._open()
+        assert self._live is not None and self._live.supervisor is not None
+        return self._live.supervisor.rebalance()
 
     def card(self) -> ModelCard:
         generator = self._open()

@@ -16,7 +16,7 @@ from core.coordinator.waiting_room import WaitingRoom
 from core.errors import ConfigError, TrustError
 from core.interfaces.transport import Credentials
 from core.link import Link
-from core.protocol.messages import Error, Hello
+from core.protocol.messages import Error, ErrorCode, Hello
 from core.trust.addresses import is_loopback
 from core.trust.identity import Identity
 from core.trust.proof import verified
@@ -88,7 +88,7 @@ class Door:
             return
         for member in members.all():
             if member.credential and bytes.fromhex(member.credential.fingerprint) not in allowed:
-                member.dismiss(Error("removed", "the host removed this machine from the cluster"))
+                member.dismiss(Error(ErrorCode.REMOVED, "the host removed this machine from the cluster"))
 
 
 @asynccontextmanager

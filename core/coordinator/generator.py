@@ -1,4 +1,4 @@
-"""Turns requests into sessions of the route of now; tells what each node is doing."""
+"""Turns requests into sessions."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any
 
 import trio
 
+from core.coordinator.admission import context_exceeded
 from core.coordinator.decoding import Decoding
-from core.coordinator.members import Member, Members
-from core.coordinator.scheduler import Scheduler
+from core.coordinator.router import Router
 from core.coordinator.session import Session
 from core.coordinator.speculation import Speculation
-from core.coordinator.supervisor import Supervisor
 from core.coordinator.telemetry import Telemetry
 from core.errors import DeadlineExceeded, RequestError
-from core.interfaces.engine import Conversation, GenerationRequest, NodeStatus
+from core.interfaces.engine import Conversation, GenerationRequest
 from core.runtime.drafting import Drafter
 from core.runtime.grammar import Grammars
+from core.runtime.kv_cache import longest_within
 from core.runtime.model import Model, Precision
-from core.runtime.sampling import Sampler, SamplingParams
+from core.runtime.sampling import Sampler
+from core.runtime.sampling_params import SamplingParams
 from core.runtime.tokenizer import Tokenizer
 
 
@@ -34,8 +35,7 @@ class Generator:
     precision: Precision
     tokenizer: Tokenizer
     grammars: Grammars
-    supervisor: Supervisor
-    scheduler: Scheduler
+    router: Router
     telemetry: Telemetry
     max_context: int | None = None
     speculates: bool = True
@@ -47,40 +47,38 @@ class Generator:
     def context_length(self) -> int:
         """Tokens of prompt and completion: what the model, its host and the route's memory have room for."""
         own = self.model.spec.context_length
-        return min(own, self.max_context or own, self.scheduler.admission.budget.longest or own)
+        serving = self.router.serving
+        # While layers come and go it is not known yet: admission decides then.
+        settled = serving is not None and serving.route.is_settled
+        room = longest_within(serving.route.kv_capacity) if serving is not None and settled else own
+        return min(own, self.max_context or own, room)
 
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Session]:
-        self.supervisor.ready_route()
+        self.router.refuse_unless_expected()
         self.sessions += 1
         session = None
         try:
             with trio.CancelScope(deadline=request.deadline) as scope:
                 session = await trio.to_thread.run_sync(self._prepare, request, abandon_on_cancel=True)
-                self.supervisor.ready_route()
-                try:
-                    await self.scheduler.admission.enter(session)
+                async with self.router.running(session, lambda: "deadline" if scope.cancel_called else "cancelled"):
                     yield session
-                finally:
-                    self.scheduler.leave(session, "deadline" if scope.cancel_called else "cancelled")
             if scope.cancelled_caught:
                 raise self._deadline_exceeded(session)
         finally:
             self.sessions -= 1
 
     def _deadline_exceeded(self, session: Session | None) -> DeadlineExceeded:
-        more = "allow it more time with 'max_time', within the server's --max-time"
         if session is None:
             self.telemetry.came_late()
-            at, hint = "its prompt was being turned into tokens", f"shorten the prompt, or {more}"
-        elif not session.admitted.is_set():
-            at, hint = f"it was waiting for room beside {self.scheduler.admission.crowd}", f"try again later, or {more}"
-        elif session.decoding.tokens == 0:
-            done = min(session.cached, session.prompt_tokens)
-            at = f"{done} of its prompt's {session.prompt_tokens} tokens were prefilled"
-            hint = f"shorten the prompt, or {more}"
+            at, hint = "its prompt was being turned into tokens", "shorten the prompt"
+        elif not session.has_run:
+            at, hint = f"it was waiting for room beside {self.router.crowd}", "try again later"
+        elif session.decoded == 0:
+            at = f"{session.prefilled} of its prompt's {session.prompt_tokens} tokens were prefilled"
+            hint = "shorten the prompt"
         else:
-            at, hint = f"{session.decoding.tokens} tokens were decoded", more
+            at, hint = f"{session.decoded} tokens were decoded", ""
         return DeadlineExceeded("the request's time was up", at, hint)
 
     def _prepare(self, request: GenerationRequest) -> Session:
@@ -105,10 +103,10 @@ class Generator:
         return Session(next(self.ids), prompt, decoding, request.client)
 
     def _prompt_ids(self, request: GenerationRequest) -> list[int]:
-        ids, param = self.encode(request.prompt), _param(request)
+        ids = self.encode(request.prompt)
         if not ids:
-            raise RequestError("the prompt is empty", "it has no token", "send at least one", param=param)
-        self.require_known(ids, param)
+            raise RequestError("the prompt is empty", "it has no token", "send at least one", param="prompt")
+        self.require_known(ids, "prompt")
         return ids
 
     def require_known(self, ids: Sequence[int], param: str) -> None:
@@ -130,46 +128,12 @@ class Generator:
                 return list(ids)
 
     def _room(self, prompt: int, request: GenerationRequest) -> int:
-        """How many tokens may be decoded. Raises RequestError where the context has no room for what is asked."""
+        """How many tokens may be decoded. Raises RequestError if the context has no room for what is asked."""
         context = self.context_length
         wanted = 1 if request.max_tokens is None else request.max_tokens
         if prompt + wanted > context:
-            raise RequestError(
-                f"This model's maximum context length is {context} tokens",
-                f"the request is {prompt + wanted} tokens: {prompt} in the prompt, {wanted} for the completion",
-                "shorten either",
-                param=_param(request),
-                code="context_length_exceeded",
-            )
+            raise context_exceeded(context, prompt, wanted)
         return context - prompt if request.max_tokens is None else wanted
-
-
-def _param(request: GenerationRequest) -> str:
-    """The field of the API's request that the prompt came from."""
-    return "messages" if isinstance(request.prompt, Conversation) else "prompt"
-
-
-def node_statuses(members: Members) -> tuple[NodeStatus, ...]:
-    return tuple(_status_of(member) for member in members.all())
-
-
-def _status_of(member: Member) -> NodeStatus:
-    reported = member.reported
-    return NodeStatus(
-        node_id=member.node_id,
-        hostname=member.hello.hostname,
-        device=member.hello.selected_device,
-        state=member.state,
-        layers=(member.layers.start, member.layers.stop) if member.layers is not None else None,
-        weight_bytes=member.weight_bytes,
-        kv_bytes=reported.kv_bytes,
-        kv_tokens=reported.kv_tokens,
-        sessions=reported.sessions,
-        free_memory=reported.free_memory,
-        link=member.upstream_link,
-        detail=member.detail,
-        progress=member.progress,
-    )
 
 
 def sampling_params(request: GenerationRequest, defaults: Mapping[str, Any]) -> SamplingParams:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from core.coordinator.batch import Entry, Outcome
-from core.errors import StageError
+from core.errors import CoreError, StageError
 from core.interfaces.architecture import Ends
 from core.interfaces.engine import TokenLogprob
-from core.protocol.messages import Tensor
+from core.protocol.fields import Tensor
 from core.protocol.tensors import from_wire, to_wire
 from core.runtime.logprobs import Scored, score, score_rows
 from core.runtime.sampling import choose, finite_rows, require_finite
@@ -32,9 +32,15 @@ class Head:
         hidden = self._ends.embed(torch.tensor(tokens, dtype=torch.int64, device=self._device))
         return to_wire(hidden, self._wire)
 
-    def check(self, hidden: Tensor) -> None:
-        """Raises StageError for what a session could not go on from: not this model's, or with no finite logits."""
-        require_finite(self._ends.logits(self._rows(hidden, 1)))
+    def check(self, hidden: Tensor, node: str) -> None:
+        """Raises StageError for what a session could not go on from: with no finite logits, or the doing of `node`."""
+        try:
+            rows = self._rows(hidden, 1)
+        except CoreError as error:
+            raise StageError(error.title, error.message, node=node) from error
+        if not torch.isfinite(rows).all():
+            raise StageError("hidden states came back that are not finite", f"from node {node!r}", node=node)
+        require_finite(self._ends.logits(rows))
 
     @torch.inference_mode()
     def step(self, hidden: Tensor, entries: Sequence[Entry]) -> list[Outcome]:
@@ -49,8 +55,8 @@ class Head:
         for outcome in outcomes:
             own = rows[start : start + outcome.entry.outputs]
             start += outcome.entry.outputs
-            if outcome.entry.session.decoding.wants_prompt_logprobs:
-                self._read_prompt(outcome.entry, own)
+            if outcome.entry.session.wants_prompt_logprobs:
+                self._read_prompt(outcome, own)
                 own = own[-1:]
             if _samples(outcome.entry):
                 sampled.append((outcome, own))
@@ -87,22 +93,22 @@ class Head:
         """The next row of each session, all in one draw."""
         these = logits if len(verifying) == len(logits) else logits[[each.row for each in verifying]]
         decodings = [each.outcome.entry.session.decoding for each in verifying]
-        tokens = choose(these, [each.sampler for each in decodings], [each.tokens for each in decodings])
+        tokens = choose(these, [each.sampler for each in decodings], [each.decoded for each in decodings])
         for index, (each, token) in enumerate(zip(verifying, tokens, strict=True)):
             asked = decodings[index].logprobs
             if asked is not None:
                 each.outcome.logprobs += self._told(score(these[index : index + 1], [token], asked))
             each.take(token)
 
-    def _read_prompt(self, entry: Entry, rows: torch.Tensor) -> None:
+    def _read_prompt(self, outcome: Outcome, rows: torch.Tensor) -> None:
         """The log probability of each prompt token that a row predicts."""
-        decoding, tokens = entry.session.decoding, entry.session.tokens
-        assert decoding.prompt_logprobs_asked is not None
-        if entry.start == 0:
-            decoding.prompt_logprobs = self._told([Scored(tokens[0], None)])
+        entry, tokens = outcome.entry, outcome.entry.session.tokens
+        asked = entry.session.decoding.prompt_logprobs_asked
+        assert asked is not None
+        first = [Scored(tokens[0], None)] if entry.start == 0 else []
         predicted = tokens[entry.start + 1 : entry.start + 1 + len(rows)]
-        scored = score_rows(rows, predicted, decoding.prompt_logprobs_asked, self._ends.logits)
-        decoding.prompt_logprobs += self._told(scored)
+        scored = score_rows(rows, predicted, asked, self._ends.logits)
+        outcome.prompt_logprobs = self._told([*first, *scored])
 
     def _told(self, scored: Sequence[Scored]) -> list[TokenLogprob]:
         return [each.told(self._tokenizer) for each in scored]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from core.runtime.kv_cache import longest_within
 
-WORTH_KEEPING = 16
+MIN_KEPT_TOKENS = 16
 """Tokens: a shorter common beginning is prefilled again."""
-MOST_KEPT = 256
+MAX_KEPT = 256
 """Caches of ended sessions."""
 
 
@@ -28,16 +28,26 @@ class Kept:
 class KVBudget:
     """Counts in tokens of the hop that has the least memory for them. Least recently used caches make room first."""
 
-    def __init__(self, tokens: int, *, keeps: bool) -> None:
-        """`tokens` is what the route's memory holds; `keeps`: ended sessions' caches stay until others need room."""
-        self.tokens = tokens
+    def __init__(self, capacity: Callable[[], int], *, keeps: bool) -> None:
+        """`capacity` tells how many tokens the route's memory has room for; `keeps`: ended sessions' caches stay until
+        others need room."""
         self.reserved = 0
+        self._capacity = capacity
         self._keeps = keeps
         self._kept: list[Kept] = []
 
     @property
+    def tokens(self) -> int:
+        """What may be reserved and kept in all."""
+        return self._capacity()
+
+    @property
     def kept(self) -> int:
         return sum(kept.room for kept in self._kept)
+
+    @property
+    def used(self) -> int:
+        return self.reserved + self.kept
 
     @property
     def longest(self) -> int:
@@ -72,16 +82,16 @@ class KVBudget:
 
     def keep(self, cache: int, tokens: Sequence[int], room: int) -> list[int]:
         """Keeps an ended session's caches, whose reservation was released: the caches that are to be freed."""
-        if not self._keeps or len(tokens) < WORTH_KEEPING:
+        if not self._keeps or len(tokens) < MIN_KEPT_TOKENS:
             return [cache]
-        self._kept.append(Kept(cache, torch.tensor(tokens), tuple(tokens[:WORTH_KEEPING]), room))
-        gone = self._kept[: max(0, len(self._kept) - MOST_KEPT)]
+        self._kept.append(Kept(cache, torch.tensor(tokens), tuple(tokens[:MIN_KEPT_TOKENS]), room))
+        gone = self._kept[: max(0, len(self._kept) - MAX_KEPT)]
         del self._kept[: len(gone)]
         return [kept.cache for kept in gone]
 
-    def alike(self, tokens: Sequence[int]) -> tuple[Kept | None, int]:
+    def longest_prefix(self, tokens: Sequence[int]) -> tuple[Kept | None, int]:
         """The kept caches with the longest beginning in common with `tokens`, and how long that is."""
-        head = tuple(tokens[:WORTH_KEEPING])
+        head = tuple(tokens[:MIN_KEPT_TOKENS])
         candidates = [kept for kept in self._kept if kept.head == head]
         if not candidates:
             return None, 0
@@ -91,6 +101,11 @@ class KVBudget:
             if (common := common_prefix(kept.tokens, wanted)) >= length:
                 best, length = kept, common
         return best, length
+
+    def forget(self) -> list[int]:
+        """Keeps nothing, from now on: the caches that are to be freed."""
+        gone, self._kept, self._keeps = self._kept, [], False
+        return [kept.cache for kept in gone]
 
     def touch(self, kept: Kept) -> None:
         """It was of use: others go first."""

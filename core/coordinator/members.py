@@ -1,33 +1,66 @@
-"""Who has joined: each member's link, what it offered, and what it is doing."""
+"""Who has joined: each member's link, what it offers, and the hops that it is."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
 from hashlib import sha256
-from typing import TypeVar
 
 import trio
 
-from core.errors import ChannelClosed, RouteError
+from core.coordinator.hop import Answer, Hop, HopState
+from core.errors import ChannelClosed, ProtocolError
 from core.link import Link
+from core.protocol.fields import Holding
 from core.protocol.messages import (
     Error,
+    ErrorCode,
     Hello,
-    LoadComplete,
-    LoadFailed,
     LoadProgress,
     Message,
     NodeState,
-    PeerConnected,
 )
 from core.trust.register import KnownNode
 
-_MAILBOX = 256
-Answer = LoadProgress | LoadComplete | LoadFailed | PeerConnected
-AnswerT = TypeVar("AnswerT", bound=Message)
+FAILED_SECONDS = 30.0
+"""How long a node that could not load its layers, or broke the protocol, is left out of plans."""
+_MOST_NEWS, _NEWS_SECONDS = 200, 10.0
+"""A node tells of itself four times in a second, and when it is told to let go of something."""
+_REMEMBERED = 256
+"""How many nodes that failed lately are known again when they come back."""
+
+
+class MemberState(Enum):
+    """What a member is seen to be at. It follows from its hops, and from whether it takes any."""
+
+    IDLE = "idle"
+    SPARE = "spare"
+    LOADING = "loading"
+    LOADED = "loaded"
+    READY = "ready"
+    PAUSED = "paused"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why, and when by trio's clock."""
+
+    reason: str
+    at: float
+
+    @property
+    def is_recent(self) -> bool:
+        return trio.current_time() - self.at < FAILED_SECONDS
 
 
 class Member:
-    """One node for the length of one connection. `scope` is its handler's: cancelling it ends the connection."""
+    """One node for the length of one connection. `scope` is its handler's: cancelling it ends the connection.
+
+    What is true of its part in one route is in its `hops`.
+    """
 
     def __init__(self, hello: Hello, link: Link, credential: KnownNode | None = None) -> None:
         self.node_id = credential.node_id if credential else hello.node_id
@@ -35,80 +68,155 @@ class Member:
         self.link = link
         self.credential = credential
         """What the register has on it; None for a node that came over loopback."""
+        self.is_local = False
+        """Whether the coordinator started it, on its own machine."""
+        self.shares_memory_with = 1
+        """How many nodes fill the memory that it has measured."""
         self.fingerprint = sha256(hello.certificate).digest() if hello.certificate else None
         """Of the certificate that its neighbours will be shown."""
         self.scope = trio.CancelScope()
-        self.state = "idle"
-        self.detail = ""
+        self.hops: list[Hop] = []
+        """Those of routes that serve or are being built, the newest last."""
+        self.stand_ins: list[Hop] = []
+        """Layers that it has at hand for a hop that another member may lose."""
         self.paused = hello.paused
-        """Why it takes no layers for now; "" where it does."""
+        """Why it takes no layers for now; "" if it does."""
         self.leaves = False
         """It is paused because it is about to end."""
         self.excused = False
-        """It is paused, and nobody is served by it any more."""
+        """It is paused, and nobody is served by it."""
+        self.is_spare = False
+        """Routes do without it."""
+        self.detail = ""
         self.progress: tuple[int, int] | None = None
-        self.layers: range | None = None
-        self.weight_bytes = 0
-        self.kv_tokens = 0
-        """Of KV cache: what its memory holds beside its layers."""
-        self.upstream_link = ""
-        """How its upstream neighbour reaches it: direct, or relayed with the reason; "" where it has none."""
-        self.reported = NodeState(0, 0, 0, hello.free_memory)
-        self.failed_at: float | None = None
+        self.reported = NodeState(0, 0, 0, hello.free_memory, 0, hello.holdings)
+        self._news: deque[float] = deque(maxlen=_MOST_NEWS)
+        """When the last ones came."""
+        self.failure: Failure | None = None
+        """Its last one."""
         self.gone_because = ""
         self.farewell: Error | None = None
-        """What it is told at the end, where it was dismissed."""
-        self._mail, self._mailbox = trio.open_memory_channel[Answer](_MAILBOX)
+        """What it is told at the end, if it was dismissed."""
 
-    def become(self, state: str, detail: str = "") -> None:
-        self.state, self.detail, self.progress = state, detail, None
+    @property
+    def state(self) -> MemberState:
+        if self.excused:
+            return MemberState.PAUSED
+        if self.hops:
+            states = {hop.state for hop in self.hops}
+            first = next(state for state in (HopState.LOADING, HopState.READY, HopState.LOADED) if state in states)
+            return MemberState(first.value)
+        if self.failed_lately:
+            return MemberState.FAILED
+        return MemberState.SPARE if self.is_spare else MemberState.IDLE
 
-    def rest(self) -> None:
-        """It has no part in a route."""
-        if self.paused:
-            self.become("paused", f"it {self.absence}: {self.paused}")
-            self.layers, self.weight_bytes = None, 0
-        elif self.state != "failed":
-            self.become("idle")
+    @property
+    def layers(self) -> range | None:
+        """Of its newest hop."""
+        return self.hops[-1].layers if self.hops else None
+
+    @property
+    def kv_room(self) -> int:
+        """Bytes of KV cache for which it has memory, over all its hops."""
+        return self.reported.kv_room // self.shares_memory_with
+
+    @property
+    def failed_lately(self) -> bool:
+        return self.failure is not None and self.failure.is_recent
+
+    @property
+    def _failure_lately(self) -> str:
+        return self.failure.reason if self.failure is not None and self.failure.is_recent else ""
 
     @property
     def absence(self) -> str:
         return "left" if self.leaves else "is paused"
 
+    def holds(self, wanted: Holding) -> frozenset[int]:
+        """The layers that it has in memory, of those which `wanted` names and which are packed as that says.
+
+        However many spans it reports, each layer is looked at once.
+        """
+        alike = [one for one in self.reported.holdings if _same_kind(one, wanted)]
+        layers, seen, held = max(span.end for span in wanted.layers), 0, set[int]()
+        for start, end in sorted((span.start, span.end) for one in alike for span in one.layers):
+            held.update(range(max(start, seen), min(end, layers)))
+            seen = max(seen, end)
+        return frozenset(held)
+
+    def holds_others(self, wanted: Holding) -> bool:
+        """Whether it has layers in memory that are packed otherwise, or of another checkpoint."""
+        return any(one.layers and not _same_kind(one, wanted) for one in self.reported.holdings)
+
+    def add(self, hop: Hop) -> None:
+        self.hops.append(hop)
+        self.is_spare, self.detail = False, ""
+
+    def drop(self, hop: Hop) -> None:
+        if hop in self.hops:
+            self.hops.remove(hop)
+            self.progress = None
+
+    def spare(self, detail: str) -> None:
+        """Routes do without it, for this reason, or because it has failed."""
+        self.is_spare, self.progress = True, None
+        self.detail = self._failure_lately or detail
+
+    def rest(self) -> None:
+        """There is no route that could do without it."""
+        if self.is_spare:
+            self.is_spare, self.detail = False, self._failure_lately
+
+    def show(self, phase: str, progress: tuple[int, int]) -> None:
+        """How far its load is."""
+        self.detail, self.progress = phase, progress
+
+    def loaded(self) -> None:
+        """Its load has come to an end."""
+        self.detail, self.progress = "", None
+
     def pause(self, reason: str, *, leaves: bool = False) -> None:
-        """Or ends the pause, where there is no reason."""
-        self.paused, self.leaves, self.excused = reason, leaves, self.excused and reason != ""
+        """Or ends the pause, if there is no reason."""
+        self.paused, self.leaves = reason, leaves
+        if not reason:
+            self.excused, self.detail = False, ""
+
+    def excuse(self) -> None:
+        """Nobody is served by it: it may rest."""
+        self.excused, self.progress = True, None
+        self.detail = f"it {self.absence}: {self.paused}"
 
     def fail(self, reason: str) -> None:
         """It is left out of the next plans for a while."""
-        self.become("failed", reason)
-        self.layers, self.failed_at = None, trio.current_time()
+        self.failure, self.detail, self.progress = Failure(reason, trio.current_time()), reason, None
+
+    def count_news(self) -> None:
+        """It told of itself once more, which costs time that belongs to those who generate. Raises ProtocolError where
+        that is too often."""
+        now = trio.current_time()
+        if len(self._news) == _MOST_NEWS and now - self._news[0] < _NEWS_SECONDS:
+            raise ProtocolError(f"node {self.node_id!r} told of itself {_MOST_NEWS} times within {_NEWS_SECONDS:g} s")
+        self._news.append(now)
+
+    def has_failed(self, failure: Failure | None) -> None:
+        """On its last connection, if it did."""
+        self.failure = failure
+        self.detail = self._failure_lately
 
     def post(self, answer: Answer) -> None:
-        """Hands an answer to whoever builds a route with this member; old ones make room for new ones."""
-        if self.gone_because:
-            return
-        try:
-            self._mail.send_nowait(answer)
-        except trio.WouldBlock:
-            self._mailbox.receive_nowait()
-            self._mail.send_nowait(answer)
+        """Hands an answer to the hop that it comes from; of one that has ended, nobody waits for it.
 
-    async def answer(self, epoch: int, *kinds: type[AnswerT], within: float) -> AnswerT:
-        """The next answer of `epoch` that is of these kinds.
-
-        Raises RouteError where the member goes, or fails by giving none in time.
+        A node loads for one hop at a time: while it does, the others are not given up.
         """
-        try:
-            with trio.fail_after(within):
-                async for answer in self._mailbox:
-                    if answer.epoch == epoch and isinstance(answer, kinds):
-                        return answer
-        except trio.TooSlowError:
-            silence = self.lost(f"no answer within {within:g} s")
-            self.fail(silence.message)
-            raise silence from None
-        raise self.lost(self.gone_because)
+        for hop in (*self.hops, *self.stand_ins):
+            waits_its_turn = isinstance(answer, LoadProgress) and hop.state is HopState.LOADING
+            if hop.number == answer.hop or waits_its_turn:
+                hop.post(answer)
+
+    def order(self, message: Message) -> None:
+        """Tells it what it must hear. One that takes no messages any more is let go of."""
+        if not self.link.try_send(message) and not self.gone_because:
+            self.dismiss(Error(ErrorCode.PROTOCOL, "it has taken no messages for too long"))
 
     def dismiss(self, farewell: Error) -> None:
         """Ends its connection, telling it why."""
@@ -118,31 +226,23 @@ class Member:
 
     def leave(self, reason: str) -> None:
         self.gone_because = reason
-        self._mail.close()
+        for hop in (*self.hops, *self.stand_ins):
+            hop.close()
 
-    def lost(self, reason: str) -> RouteError:
-        """What a session is told whose route broke because this member is gone."""
-        return self._failure("node {} was lost", reason)
 
-    def cut_off(self, reason: str) -> RouteError:
-        """What a session is told whose route broke between this member and a neighbour, both of which are there."""
-        return self._failure("the link of node {} to a neighbour was lost", reason)
-
-    def _failure(self, title: str, reason: str) -> RouteError:
-        layers = f"[{self.layers.start}, {self.layers.stop})" if self.layers is not None else ""
-        return RouteError(
-            title.format(repr(self.node_id)) + (f" with layers {layers}" if layers else ""),
-            reason,
-            node=self.node_id,
-            layers=layers,
-        )
+def _same_kind(one: Holding, other: Holding) -> bool:
+    return (one.manifest, one.quant, one.dtype) == (other.manifest, other.quant, other.dtype)
 
 
 class Members:
     """The members by id, in the order in which they joined."""
 
     def __init__(self) -> None:
+        self.changes = 0
+        """How often someone has joined, left or changed state."""
         self._by_id: dict[str, Member] = {}
+        self._failures: dict[str, Failure] = {}
+        """Of nodes that have gone: to come back is not to be chosen again."""
         self._changed = trio.Event()
 
     def all(self) -> list[Member]:
@@ -152,7 +252,8 @@ class Members:
         """A node that joins again, before its old connection was noticed to be dead, takes the old one's place."""
         old = self._by_id.pop(member.node_id, None)
         if old is not None:
-            old.dismiss(Error("replaced", f"a node joined later as {old.node_id!r}"))
+            old.dismiss(Error(ErrorCode.REPLACED, f"a node joined later as {old.node_id!r}"))
+        member.has_failed(old.failure if old is not None else self._failures.get(member.node_id))
         self._by_id[member.node_id] = member
         self.notify()
 
@@ -160,7 +261,26 @@ class Members:
         if self._by_id.get(member.node_id) is member:
             del self._by_id[member.node_id]
             member.leave(reason)
+            self._remember(member)
             self.notify()
+
+    def _remember(self, gone: Member) -> None:
+        if gone.failure is not None:
+            self._failures[gone.node_id] = gone.failure
+        recent = [(node_id, failure) for node_id, failure in self._failures.items() if failure.is_recent]
+        self._failures = dict(recent[-_REMEMBERED:])
+
+    def spare(self, reasons: Mapping[str, str]) -> None:
+        """A route serves: whoever has no part in any is spare, for the reason by its id or for none."""
+        for member in self.all():
+            idle = not member.hops and not member.paused
+            if idle and (member.node_id in reasons or not member.is_spare):
+                member.spare(reasons.get(member.node_id, "the cluster serves without it"))
+
+    def rest(self) -> None:
+        """There is no route."""
+        for member in self.all():
+            member.rest()
 
     async def say_goodbye(self, message: Message) -> None:
         """The last message to each; whoever does not take it within a second goes without."""
@@ -169,12 +289,14 @@ class Members:
                 nursery.start_soon(_end_with, member.link, message)
 
     def notify(self) -> None:
+        self.changes += 1
         self._changed.set()
         self._changed = trio.Event()
 
-    async def wait_change(self) -> None:
-        """Until someone joins, leaves or changes state. May be cut short by a deadline of the caller's."""
-        await self._changed.wait()
+    async def wait_change(self, since: int) -> None:
+        """Until there are more than `since` changes. May be cut short by a deadline of the caller's."""
+        while self.changes == since:
+            await self._changed.wait()
 
 
 async def _end_with(link: Link, message: Message) -> None:

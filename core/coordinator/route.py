@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import trio
 
+from core.coordinator.hop import Hop
 from core.coordinator.members import Member
 from core.errors import ChannelClosed, CoreError, ProtocolError, RouteError, StageError
 from core.protocol.codec import Packet
-from core.protocol.messages import CacheOrder, ClearCache, HiddenState, InferenceError, PeerLost, Run
+from core.protocol.fields import Segment, Tensor
+from core.protocol.messages import (
+    CacheCommand,
+    HiddenState,
+    InferenceError,
+    PeerLost,
+    Run,
+)
 
 STALL_SECONDS = 120.0
 """A route that has batches and finishes none for this long is given up."""
@@ -20,19 +29,16 @@ VERDICT_SECONDS = 1.5
 """Whoever died is seen to be gone from here as well, at once or a heartbeat later than from its neighbour."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
-    member: Member
-    layers: range
-
-
 @dataclass(slots=True)
 class Ticket:
-    """A batch that is under way. `done` is set by what begins with its result, or when it fails.
+    """A batch that is in flight. `done` is set by what begins with its result, or when it fails.
 
-    `seconds` is how long it took.
+    `seconds` is how long it took, `reached` the place in the route of the hop that it was last relayed to.
     """
 
+    segments: Sequence[Segment]
+    width: int
+    reached: int = 0
     done: trio.Event = field(default_factory=trio.Event)
     result: HiddenState | None = None
     error: CoreError | None = None
@@ -49,6 +55,11 @@ class Ticket:
         self.error = error
         self.done.set()
 
+    def unlike(self, hidden: Tensor, *, answers: bool) -> str:
+        """What the hidden states of this batch are not, if `hidden` has another shape: its rows, or those it wants."""
+        rows = sum(segment.outputs if answers else segment.rows for segment in self.segments)
+        return "" if (hidden.rows, hidden.width) == (rows, self.width) else f"{rows} x {self.width}"
+
 
 class Route:
     """The live chain of hops of one epoch. `broken` is set once, by `fail`; a broken route never recovers."""
@@ -58,7 +69,12 @@ class Route:
         self.hops = tuple(hops)
         self.broken = trio.Event()
         self.failure: RouteError | None = None
-        self._under_way: dict[str, Ticket] = {}
+        self.is_settled = False
+        """Whether its members hold layers for it alone, so that they have all the KV memory which they will have."""
+        self.is_doubted = False
+        """Whether a session failed on it, which may be the doing of one of its nodes: it is to be proven again."""
+        self._in_flight: dict[str, Ticket] = {}
+        self._entering: set[trio.CancelScope] = set()
         self._progressed_at = trio.current_time()
         self._ids = itertools.count(1)
 
@@ -81,7 +97,7 @@ class Route:
         # A route that fails meanwhile has told this ticket, or has failed before it was registered.
         if self.failure is None and self.hops[0].member.link.send_now(batch, request_id):
             return ticket
-        self._under_way.pop(request_id, None)
+        self._in_flight.pop(request_id, None)
         return None
 
     async def answer(self, ticket: Ticket, *, begin: Callable[[HiddenState], None]) -> HiddenState:
@@ -94,115 +110,177 @@ class Route:
         ticket.begin, began = begin, trio.current_time()
         if ticket.result is not None:
             begin(ticket.result)
-        while not ticket.done.is_set():
+        while not ticket.done.is_set() and ticket.result is None:
             with trio.move_on_at(max(began, self._progressed_at) + STALL_SECONDS):
                 await ticket.done.wait()
-            if trio.current_time() >= max(began, self._progressed_at) + STALL_SECONDS:
+            stalled = trio.current_time() >= max(began, self._progressed_at) + STALL_SECONDS
+            if stalled and ticket.result is None:
                 self.fail(self._stalled())
+        await ticket.done.wait()
         if ticket.error is not None:
             raise ticket.error
         assert ticket.result is not None
         return ticket.result
 
     @property
-    def under_way(self) -> int:
-        """Batches between the first hop and the last, also those for which nobody waits any more."""
-        return len(self._under_way)
+    def in_flight(self) -> int:
+        """Batches between the first hop and the last, also those for which nobody waits."""
+        return len(self._in_flight)
 
     @property
     def kv_tokens(self) -> int:
-        """For how many tokens of KV cache every hop has memory."""
-        return min(hop.member.kv_tokens for hop in self.hops)
+        """For how many tokens of KV cache every hop has memory, beside what other routes use of it."""
+        return min(self._room_of(hop.member, shared=True) for hop in self.hops)
 
-    async def order(self, order: CacheOrder) -> None:
+    @property
+    def kv_capacity(self) -> int:
+        """The same, if no other route used any."""
+        return min(self._room_of(hop.member, shared=False) for hop in self.hops)
+
+    def count_kv(self, used: Callable[[], int]) -> None:
+        """`used` tells how many tokens of the route's KV memory are reserved or kept."""
+        for hop in self.hops:
+            hop.kv_used = used
+
+    def _room_of(self, member: Member, *, shared: bool) -> int:
+        own = [hop for hop in self.hops if hop.member is member]
+        others = sum(hop.kv_bytes for hop in member.hops if hop not in own) if shared else 0
+        return max(0, member.kv_room - others) // max(1, sum(hop.kv_token_bytes for hop in own))
+
+    async def command(self, command: CacheCommand) -> None:
         """Has every hop do something with its caches, in turn with the batches. On a broken route it does nothing."""
         if self.failure is None:
-            first = self.hops[0].member
-            try:
-                await first.link.send(order)
-            except ChannelClosed as error:
-                self.fail(first.lost(error.reason))
-
-    def clear_broken(self) -> None:
-        """Frees what the hops that are left still hold of a broken route's sessions."""
-        for hop in self.hops:
-            hop.member.link.try_send(ClearCache(self.epoch, []))
+            with self._until_broken():
+                try:
+                    await self.hops[0].member.link.send(command)
+                except ChannelClosed as error:
+                    self.fail(self.hops[0].lost(error.reason))
 
     def fail(self, failure: RouteError) -> None:
         """Ends the route: whoever waits for it, or asks it later, gets a RouteError like `failure`."""
         if self.failure is not None:
             return
         self.failure = failure
-        for ticket in list(self._under_way.values()):
+        for ticket in list(self._in_flight.values()):
             ticket.fail(failure.again())
+        for scope in self._entering:
+            scope.cancel()
         self.broken.set()
 
-    def member_left(self, member: Member) -> None:
-        if any(hop.member is member for hop in self.hops):
-            self.fail(member.lost(member.gone_because))
+    def hop_of(self, member: Member) -> Hop | None:
+        return next((hop for hop in self.hops if hop.member is member), None)
 
-    async def take(self, member: Member, packet: Packet) -> None:
-        """A message of this epoch from one of the hops. Raises ProtocolError where it isn't that hop's to send."""
-        index = self._index(member)
+    def member_left(self, member: Member) -> None:
+        if (hop := self.hop_of(member)) is not None:
+            self.fail(hop.lost(member.gone_because))
+
+    async def take(self, member: Member, number: int, packet: Packet) -> None:
+        """A message to or from the hop `number` of this route. Raises ProtocolError for one that isn't `member`'s.
+
+        A broken route takes nothing: tokens of an answer that is late would be sampled, and told to nobody.
+        """
+        if self.failure is not None:
+            return
+        index = next(index for index, hop in enumerate(self.hops) if hop.number == number)
         message = packet.message
+        if isinstance(message, (Run, CacheCommand)):
+            index -= 1
+        if index < 0 or self.hops[index].member is not member:
+            raise ProtocolError(f"node {member.node_id!r} sent a {message.TYPE} that is not its to send")
         if isinstance(message, InferenceError):
             if (ticket := self._answered(packet)) is not None:
                 ticket.fail(_stage_error(self.hops[index], message))
-        elif isinstance(message, PeerLost):
-            await self._peer_lost(member, message.reason)
+        elif isinstance(message, PeerLost) and len(self.hops) > 1:
+            await self._peer_lost(self.hops[index], message.reason)
         elif isinstance(message, HiddenState) and index == len(self.hops) - 1:
             if (ticket := self._answered(packet)) is not None:
-                ticket.succeed(message)
-        elif isinstance(message, (Run, CacheOrder)) and index < len(self.hops) - 1:
-            await self._relay(self.hops[index + 1].member, packet)
+                if wanted := ticket.unlike(message.hidden, answers=True):
+                    ticket.fail(_misshapen(self.hops[index], message.hidden, wanted))
+                else:
+                    ticket.succeed(message)
+        elif isinstance(message, CacheCommand):
+            await self._relay(self.hops[index + 1], packet)
+        elif isinstance(message, Run):
+            await self._relay_batch(index + 1, packet, message)
         else:
             raise ProtocolError(f"node {member.node_id!r} sent a {message.TYPE} that is not its to send")
 
-    async def _peer_lost(self, member: Member, reason: str) -> None:
+    async def _peer_lost(self, hop: Hop, reason: str) -> None:
         """A link between two hops ends with either of them: the route's failure names the one that is gone."""
         with trio.move_on_after(VERDICT_SECONDS):
             await self.broken.wait()
-        self.fail(member.cut_off(reason))
+        self.fail(hop.failed(f"the link of node {hop.member.node_id!r} to a neighbour was lost", reason))
 
     def _register(self, batch: Run) -> tuple[str, Ticket]:
-        request_id, ticket = format(next(self._ids), "x"), Ticket()
-        self._under_way[request_id] = ticket
+        request_id, ticket = format(next(self._ids), "x"), Ticket(batch.segments, batch.hidden.width)
+        self._in_flight[request_id] = ticket
         return request_id, ticket
 
     def _stalled(self) -> RouteError:
-        nodes = ", ".join(f"{hop.member.node_id!r} [{hop.layers.start}, {hop.layers.stop})" for hop in self.hops)
+        if len(self.hops) == 1:
+            [hop] = self.hops
+            silence = hop.failed(f"node {hop.member.node_id!r} gave no answer", f"within {STALL_SECONDS:g} s")
+            hop.member.fail(f"it gave no answer within {STALL_SECONDS:g} s")
+            return silence
+        nodes = ", ".join(f"{hop.member.node_id!r} {hop.span}" for hop in self.hops)
         return RouteError(
             "the route gave no answer",
-            f"none of {self.under_way} batches came out of {nodes} within {STALL_SECONDS:g} s",
+            f"none of {self.in_flight} batches came out of {nodes} within {STALL_SECONDS:g} s",
         )
 
     async def _enter(self, batch: Run, request_id: str) -> None:
-        first = self.hops[0].member
+        first = self.hops[0]
         try:
-            await first.link.send(batch, request_id)
+            with self._until_broken():
+                await first.member.link.send(batch, request_id)
         except ChannelClosed as error:
             self.fail(first.lost(error.reason))
         except trio.Cancelled:
-            self._under_way.pop(request_id, None)
+            self._in_flight.pop(request_id, None)
             raise
 
-    async def _relay(self, member: Member, packet: Packet) -> None:
+    @contextmanager
+    def _until_broken(self) -> Iterator[None]:
+        """The block is cut short when the route breaks: its first hop may take nothing then."""
+        with trio.CancelScope() as scope:
+            self._entering.add(scope)
+            try:
+                yield
+            finally:
+                self._entering.discard(scope)
+
+    async def _relay_batch(self, place: int, packet: Packet, batch: Run) -> None:
+        """To the hop at `place`, once. One that nobody waits for goes nowhere."""
+        ticket, sender = self._in_flight.get(packet.request_id), self.hops[place - 1]
+        if ticket is None:
+            return
+        if ticket.reached >= place or batch.segments != ticket.segments:
+            raise ProtocolError(f"node {sender.member.node_id!r} sent a {batch.TYPE} that is not the one it was given")
+        if wanted := ticket.unlike(batch.hidden, answers=False):
+            self._answered(packet)
+            ticket.fail(_misshapen(sender, batch.hidden, wanted))
+            return
+        ticket.reached = place
+        await self._relay(self.hops[place], packet)
+
+    async def _relay(self, hop: Hop, packet: Packet) -> None:
         try:
-            await member.link.send(packet.message, packet.request_id)
+            await hop.member.link.send(packet.message, packet.request_id)
         except ChannelClosed as error:
-            self.fail(member.lost(error.reason))
+            self.fail(hop.lost(error.reason))
 
     def _answered(self, packet: Packet) -> Ticket | None:
-        self._progressed_at = trio.current_time()
-        return self._under_way.pop(packet.request_id, None)
+        ticket = self._in_flight.pop(packet.request_id, None)
+        if ticket is not None:
+            self._progressed_at = trio.current_time()
+        return ticket
 
-    def _index(self, member: Member) -> int:
-        for index, hop in enumerate(self.hops):
-            if hop.member is member:
-                return index
-        raise ProtocolError(f"node {member.node_id!r} is not on route epoch {self.epoch}")
+
+def _misshapen(hop: Hop, hidden: Tensor, wanted: str) -> StageError:
+    node_id, shape = hop.member.node_id, f"{hidden.rows} x {hidden.width}"
+    return StageError(f"node {node_id!r} made hidden states of {shape}", f"not {wanted}", node=node_id)
 
 
 def _stage_error(hop: Hop, message: InferenceError) -> StageError:
-    node_id, layers = hop.member.node_id, f"[{hop.layers.start}, {hop.layers.stop})"
-    return StageError(f"node {node_id!r} failed on layers {layers}", message.message, node=node_id)
+    node_id = hop.member.node_id
+    return StageError(f"node {node_id!r} failed on layers {hop.span}", message.message, node=node_id)

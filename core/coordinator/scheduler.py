@@ -1,4 +1,4 @@
-"""Continuous batching over a pipeline: as many batches under way as there are stages, each of whoever is ready.
+"""Continuous batching over a pipeline: as many batches in flight as there are stages, each of whoever is ready.
 
 Every lane passes one batch at a time through the route. A session that has decoded a token joins the next batch that
 leaves (iteration-level scheduling: Yu et al., Orca, OSDI 2022); prompts go in chunks between the decode steps of
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -17,110 +17,118 @@ import trio
 
 from core.coordinator.admission import Admission
 from core.coordinator.batch import Batch, Entry, Outcome, decode_entry, prefill_entry
+from core.coordinator.chunk_sizing import ChunkSizing
+from core.coordinator.fast_path import Steps
 from core.coordinator.head import Head
-from core.coordinator.pace import Pace
-from core.coordinator.route import Route, Ticket
-from core.coordinator.session import Session
+from core.coordinator.route import Route
+from core.coordinator.session import Place, Session
 from core.coordinator.telemetry import Telemetry
 from core.errors import CoreError, RouteError, StageError
 from core.interfaces.engine import Delta
-from core.protocol.messages import HiddenState
 from core.runtime.compute import ComputeThread, Job
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Advance:
-    """What a batch brought, and its sessions' next one, where the compute thread has sent that on its way already."""
-
-    outcomes: list[Outcome]
-    following: tuple[Batch, Ticket] | None
-
-
 class Scheduler:
-    """Runs the sessions that `admission` lets in, on the route that it serves. `telemetry` hears of it."""
+    """Runs the sessions that `admission` lets onto `route`. `telemetry` hears of it.
 
-    def __init__(self, head: Head, compute: ComputeThread, admission: Admission, telemetry: Telemetry) -> None:
-        self.admission = admission
+    `on_idle` gets a session that is to move on to another route, once nothing of it is in flight.
+    """
+
+    def __init__(
+        self,
+        route: Route,
+        head: Head,
+        compute: ComputeThread,
+        admission: Admission,
+        telemetry: Telemetry,
+        on_idle: Callable[[Session], None],
+    ) -> None:
+        self._route = route
         self._head = head
         self._compute = compute
+        self._admission = admission
         self._telemetry = telemetry
-        self._pace = Pace()
+        self._on_idle = on_idle
+        self._steps = Steps(head, route, self._may_follow)
+        self._chunk_sizing = ChunkSizing()
         self._ready: deque[Session] = deque()
         self._prefilling: deque[Session] = deque()
         self._idle_lanes = trio.lowlevel.ParkingLot()
-        self._lanes = 1
 
-    async def serve(self, route: Route) -> None:
-        """Until the route breaks; the sessions that are on it fail with it then."""
-        self._lanes = len(route.hops)
-        self._telemetry.route_began(route)
-        self.admission.open(route, self._begin)
-        try:
-            async with trio.open_nursery() as nursery:
-                for _ in route.hops:
-                    nursery.start_soon(self._lane, route)
-                await route.broken.wait()
-                nursery.cancel_scope.cancel()
-        finally:
-            self._ready.clear()
-            self._prefilling.clear()
-            self.admission.close(route.failure)
+    async def run(self) -> None:
+        """Returns when the route has broken, and all that the compute thread took from it is applied."""
+        async with trio.open_nursery() as nursery:
+            for _ in self._route.hops:
+                nursery.start_soon(self._lane)
+            await self._route.broken.wait()
+            self.wake()
 
-    def leave(self, session: Session, ending: str) -> None:
-        """Its reader has gone, or has all: what it holds is freed as soon as nothing of it is under way.
-
-        `ending` says why, where it has not ended by itself.
-        """
-        session.leave(ending)
-        self._telemetry.left(session)
-        self._free_if_over(session)
-        self._idle_lanes.unpark()
-
-    def _begin(self, session: Session) -> None:
-        session.on_read = lambda: self._enqueue(session)
+    def begin(self, session: Session) -> None:
+        """It was let in."""
+        session.on_read = partial(self._enqueue, session)
         self._enqueue(session)
+
+    def wake(self) -> None:
+        """Something has changed for lanes that have nothing to do: cache commands are to be sent, the route broke."""
+        self._idle_lanes.unpark_all()
+
+    def release(self, session: Session) -> None:
+        """Whoever is over, or moves on, leaves the route as soon as nothing of it is in flight."""
+        place = session.place
+        if place is None or place.in_flight:
+            return
+        if session.is_over:
+            self._admission.leave(session)
+        elif place.moving:
+            self._on_idle(session)
 
     def _enqueue(self, session: Session, *, first: bool = False) -> None:
         """Into the next batch that has room for it, unless its reader has to catch up: that enqueues it again."""
-        if session.over or session.busy or session.queued or session.void or session.is_ahead:
+        place = self._place_of(session)
+        if place is None or session.is_over or place.busy or place.queued or place.invalidated or place.moving:
             return
-        session.queued = True
-        queue = self._ready if session.answered else self._prefilling
+        if session.is_ahead:
+            return
+        place.queued = True
+        queue = self._ready if session.decodes else self._prefilling
         queue.insert(0 if first else len(queue), session)
         self._idle_lanes.unpark()
 
-    async def _lane(self, route: Route) -> None:
-        while True:
-            await self.admission.send_orders(route)
+    async def _lane(self) -> None:
+        while self._route.failure is None:
+            await self._admission.send_commands(self._route)
             batch = self._compose()
             if batch is None:
-                await self._idle_lanes.park()
+                if self._route.failure is None and not self._admission.has_commands:  # both may have come meanwhile
+                    await self._idle_lanes.park()
                 continue
             try:
-                await self._pass(route, batch)
+                await self._pass(batch)
             except RouteError:
                 return
 
-    async def _pass(self, route: Route, batch: Batch) -> None:
-        """A batch, and whatever the compute thread has follow it. Raises RouteError where the route breaks."""
+    async def _pass(self, batch: Batch) -> None:
+        """A batch, and whatever the compute thread has follow it. Raises RouteError if the route breaks."""
+        route = self._route
         try:
             hidden = await self._explained(self._compute.start(self._head.embed, batch.tokens))
-            await self.admission.send_orders(route)
-            ticket = await route.submit(batch.message(route.epoch, hidden))
+            await self._admission.send_commands(route)
+            ticket = await route.submit(batch.message(route.hops[0].number, hidden))
             self._submitted(batch)
             while True:
-                advancing = self._compute.job(partial(self._advance, route, batch), ticket.done)
-                answer = await route.answer(ticket, begin=advancing.start)
-                self._pace.note(len(batch.tokens), batch.decodes, answer.compute_us)
-                self._telemetry.passed(batch, answer, ticket.seconds)
-                advance = await self._explained(advancing)
-                self._deliver(advance.outcomes, goes_on=advance.following is not None)
-                if advance.following is None:
+                step = self._compute.job(partial(self._steps.advance, batch), ticket.done)
+                answer = await route.answer(ticket, begin=step.start)
+                self._chunk_sizing.note(len(batch.tokens), batch.decodes, answer.compute_us)
+                self._telemetry.passed(route, batch, answer, ticket.seconds)
+                result = await self._explained(step)
+                self._apply(result.outcomes, goes_on=result.following is not None)
+                if result.following is None:
                     return
-                batch, ticket = advance.following
+                batch, ticket = result.following
+                self._account(batch.entries)
         except RouteError:
             raise
         except CoreError as error:
@@ -131,104 +139,115 @@ class Scheduler:
         entries: list[Entry] = []
         share = self._share()
         while len(entries) < share and (session := self._next(self._ready, entries)):
-            if self.admission.has_room(session):
-                entries.append(decode_entry(session))
-        rows = self._pace.chunk_rows(others_decode=self.admission.any_decodes())
+            if self._admission.has_room(session):
+                place = session.place
+                assert place is not None
+                entries.append(decode_entry(session, place, place.cached, session.tokens[-1]))
+        rows = self._chunk_sizing.chunk_rows(others_decode=self._admission.any_decodes())
         while rows > 0 and (session := self._next(self._prefilling, entries)):
-            if self.admission.has_room(session):
-                entries.append(prefill_entry(session, rows))
+            if self._admission.has_room(session):
+                assert session.place is not None
+                entries.append(prefill_entry(session, session.place, rows))
                 rows -= len(entries[-1].tokens)
         for entry in entries:
-            session = entry.session
-            session.busy = True
-            session.under_way += 1
+            entry.place.busy = True
+            entry.place.in_flight += 1
+        self._account(entries)
         return Batch(entries) if entries else None
 
     def _share(self) -> int:
-        return -(-max(1, len(self.admission.running)) // self._lanes)
+        return -(-max(1, len(self._admission.running)) // len(self._route.hops))
+
+    def _may_follow(self, sessions: int) -> bool:
+        """Asked in the compute thread (core.coordinator.fast_path)."""
+        others = self._ready or self._prefilling or self._admission.has_commands
+        return not others and sessions <= self._share()
 
     def _next(self, queue: deque[Session], others: list[Entry]) -> Session | None:
         """The next session that goes into a batch with `others`, if any does."""
-        while queue and not (others and (queue[0].alone or others[0].session.alone)):
-            session = queue.popleft()
-            session.queued = False
-            if not session.over and not session.void:
+        while queue:
+            session = queue[0]
+            place = self._place_of(session)
+            alone = place is not None and place.isolated
+            if others and (alone or others[0].place.isolated):
+                return None
+            queue.popleft()
+            if place is None:
+                continue
+            place.queued = False
+            if place.moving:
+                self.release(session)
+            elif not session.is_over and not place.invalidated:
                 return session
         return None
+
+    def _place_of(self, session: Session) -> Place | None:
+        """Its place on this route: one that moved on while it was queued here may have one on another by now."""
+        place = session.place
+        return place if place is not None and place.epoch == self._route.epoch else None
+
+    @staticmethod
+    def _account(entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            entry.place.most_cached = max(entry.place.most_cached, entry.start + len(entry.tokens))
 
     def _submitted(self, batch: Batch) -> None:
         """A prompt's next chunk need not wait for this one's answer."""
         for entry in batch.entries:
-            session = entry.session
-            if not entry.is_last and not session.decoding.wants_prompt_logprobs:
-                if not session.void:
-                    session.cached = entry.end
+            session, place = entry.session, entry.place
+            if not entry.is_last and not session.wants_prompt_logprobs:
+                if not place.invalidated:
+                    place.cached = entry.end
                 self._telemetry.tell(session)
-                session.busy = False
+                place.busy = False
                 self._enqueue(session, first=True)
 
-    def _advance(self, route: Route, batch: Batch, answer: HiddenState) -> Advance:
-        """In the compute thread, which sends the next step on its way itself where nothing else is to be seen to."""
-        outcomes = self._head.step(answer.hidden, batch.entries)
-        seconds = batch.seconds()
+    def _apply(self, outcomes: list[Outcome], *, goes_on: bool) -> None:
+        """Commits what a step has brought. If the batch goes on, its sessions stay busy and in flight."""
         for outcome in outcomes:
-            outcome.apply(seconds)
-        return Advance(outcomes, self._follow(route, outcomes))
-
-    def _follow(self, route: Route, outcomes: list[Outcome]) -> tuple[Batch, Ticket] | None:
-        sessions = [outcome.entry.session for outcome in outcomes if outcome.goes_on]
-        if len(sessions) < len(outcomes) or len(sessions) > self._share():
-            return None
-        if self._ready or self._prefilling or self.admission.has_orders:
-            return None
-        if any(session.over or session.is_ahead or len(session.tokens) > session.reserved for session in sessions):
-            return None
-        batch = Batch([decode_entry(session) for session in sessions])
-        ticket = route.submit_now(batch.message(route.epoch, self._head.embed(batch.tokens)))
-        return (batch, ticket) if ticket is not None else None
-
-    def _deliver(self, outcomes: list[Outcome], *, goes_on: bool) -> None:
-        """Tells the readers. Where the batch goes on, its sessions stay busy and under way."""
-        for outcome in outcomes:
-            session, entry = outcome.entry.session, outcome.entry
-            session.alone = False
-            if outcome.tokens and not session.over:
-                session.tell(outcome.delta)
+            session, entry, place = outcome.entry.session, outcome.entry, outcome.entry.place
+            place.isolated = False
+            if outcome.prompt_logprobs:
+                session.take_prompt_logprobs(entry.start, outcome.prompt_logprobs)
+            if outcome.error is None and entry.outputs:
+                place.cached = outcome.cached
+            if outcome.tokens and not session.is_over:
+                told = session.decoded + len(outcome.tokens)
+                session.commit(outcome.tokens, Delta(outcome.text, told, outcome.finish, tuple(outcome.logprobs)))
                 self._telemetry.decoded(session, len(outcome.tokens))
             if outcome.error is not None:
                 session.fail(outcome.error)
-            if entry.is_last and session.decoding.max_tokens == 0:
-                session.tell(Delta("", 0, "length"))
+                self._route.is_doubted = True
+            elif entry.is_last and session.decoding.max_tokens == 0:
+                session.commit((), Delta("", 0, "length"))
             if not goes_on:
-                self._settle(session, decided=entry.outputs > 0)
+                self._settle(entry, decided=entry.outputs > 0)
 
-    def _settle(self, session: Session, *, decided: bool) -> None:
-        session.under_way -= 1
-        session.void = session.void and session.under_way > 0
+    def _settle(self, entry: Entry, *, decided: bool) -> None:
+        session, place = entry.session, entry.place
+        place.in_flight -= 1
+        place.invalidated = place.invalidated and place.in_flight > 0
         if decided:
-            session.busy = False
-        self._free_if_over(session)
+            place.busy = False
+        self.release(session)
         self._enqueue(session)
 
     def _failed(self, batch: Batch, error: CoreError) -> None:
         """A session that a stage failed along with others is tried once more alone, then once more from its start."""
         by_stage = isinstance(error, StageError) and error.node
         for entry in batch.entries:
-            session = entry.session
-            if session.void or (by_stage and len(batch.entries) > 1):
-                session.cached = min(session.cached, entry.start)
-            elif by_stage and entry.start > 0 and not session.restarted:
-                session.restart()
-                session.restarted = True
+            session, place = entry.session, entry.place
+            if by_stage and (place.invalidated or len(batch.entries) > 1):
+                place.cached = min(place.cached, entry.start)
+            elif by_stage and entry.start > 0 and not place.retried:
+                session.prefill_again()
+                place.retried = True
             else:
-                session.cached = 0
+                place.cached = 0
                 session.fail(error)
-            session.alone = session.void = True
-            self._settle(session, decided=True)
-
-    def _free_if_over(self, session: Session) -> None:
-        if session.over and session.under_way == 0:
-            self.admission.leave(session)
+                self._route.is_doubted = True
+            place.isolated = place.invalidated = True
+            self._settle(entry, decided=True)
 
     async def _explained(self, job: Job[T]) -> T:
         """The job's result. Torch and plugins may raise anything in it: one batch fails then, not the cluster."""
@@ -236,6 +255,6 @@ class Scheduler:
             return await job.wait()
         except CoreError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             _log.exception("the coordinator's head failed")
             raise StageError("the coordinator's head failed", f"{type(error).__name__}: {error}") from error

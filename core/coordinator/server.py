@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
-from typing import Protocol
 
 import core
 from core.coordinator.door import Door
 from core.coordinator.members import Member, Members
+from core.coordinator.routes import Routes
 from core.errors import ChannelClosed, ProtocolError, TrustError
 from core.interfaces.transport import Channel
 from core.link import Link, greeting, open_link
 from core.protocol.codec import Packet
+from core.protocol.fields import clipped
 from core.protocol.messages import (
     PROTOCOL_VERSION,
     Error,
+    ErrorCode,
     Hello,
     HelloAck,
     Leave,
@@ -25,29 +28,23 @@ from core.protocol.messages import (
     NodeState,
     Pause,
     PeerConnected,
-    clipped,
 )
 
 _log = logging.getLogger(__name__)
 
 
-class RouteTraffic(Protocol):
-    """Takes what members say about the route, and hears of their coming and going."""
-
-    async def take(self, member: Member, packet: Packet) -> None: ...
-
-    def member_joined(self, member: Member) -> None: ...
-
-    def member_left(self, member: Member) -> None: ...
-
-
 class NodeServer:
     """`serve` is the transport's handler: one connection, one member, until it ends."""
 
-    def __init__(self, members: Members, traffic: RouteTraffic, door: Door) -> None:
+    def __init__(
+        self, members: Members, routes: Routes, door: Door, local_token: bytes | None = None, local_nodes: int = 0
+    ) -> None:
+        """A node that shows `local_token` is one of `local_nodes`, which share this machine's memory."""
         self._members = members
-        self._traffic = traffic
+        self._routes = routes
         self._door = door
+        self._local_token = local_token
+        self._local_nodes = local_nodes
 
     async def serve(self, channel: Channel) -> None:
         """Raises ProtocolError, TrustError or ChannelClosed, which the transport logs, for a peer that is no node, or
@@ -58,8 +55,8 @@ class NodeServer:
                 with member.scope:
                     await link.send(HelloAck(PROTOCOL_VERSION, core.__version__, member.node_id))
                     _log.info("node %s joined from %s with %s", member.node_id, link.peer, member.hello.selected_device)
-                    self._settle(member)
                     self._members.add(member)
+                    self._settle(member)
                     await self._listen(member)
             finally:
                 await self._forget(member)
@@ -75,10 +72,14 @@ class NodeServer:
         try:
             credential = await self._door.admit(link, hello, nonce)
         except TrustError as error:
-            await link.end_with(Error("not_a_member", clipped(error.message)))
+            await link.end_with(Error(ErrorCode.NOT_A_MEMBER, clipped(error.message)))
             raise
         link.settle()
-        return Member(hello, link, credential)
+        member = Member(hello, link, credential)
+        shown, token = hello.local_token, self._local_token
+        if shown is not None and token is not None and hmac.compare_digest(shown, token):
+            member.is_local, member.shares_memory_with = True, max(1, self._local_nodes)
+        return member
 
     async def _forget(self, member: Member) -> None:
         """Its machine is not connected any more, unless it came back by another connection."""
@@ -98,30 +99,41 @@ class NodeServer:
             reason = error.reason
         except ProtocolError as error:
             reason = str(error)
-            await member.link.end_with(Error("protocol", clipped(reason)))
+            member.fail(reason)
+            await member.link.end_with(Error(ErrorCode.PROTOCOL, clipped(reason)))
+        except Exception as error:
+            _log.exception("a message of node %s could not be taken", member.node_id)
+            reason = f"the coordinator failed on one of its messages: {type(error).__name__}"
+            member.fail(reason)
         finally:
             reason = reason or member.gone_because or "the coordinator ends"
             _log.info("node %s left: %s", member.node_id, reason)
             self._members.remove(member, reason)
-            self._traffic.member_left(member)
+            self._routes.member_left(member)
 
     def _settle(self, member: Member) -> None:
-        member.rest()
-        if not member.paused:
-            self._traffic.member_joined(member)
+        if not member.paused and self._routes.serves:
+            member.spare("the cluster serves without it; it is in the next plan")
+            _log.info("node %s is spare: %s", member.node_id, member.detail)
 
     async def _take(self, member: Member, packet: Packet) -> None:
         message = packet.message
         if isinstance(message, NodeState):
+            member.count_news()
+            changed = (message.kv_room, message.holdings) != (member.reported.kv_room, member.reported.holdings)
             member.reported = message
+            if changed:
+                self._members.notify()
         elif isinstance(message, LoadProgress):
-            member.detail, member.progress = message.phase, (message.done, message.total)
+            member.show(message.phase, (message.done, message.total))
             member.post(message)
         elif isinstance(message, (LoadComplete, LoadFailed, PeerConnected)):
             member.post(message)
         elif isinstance(message, Pause):
+            member.count_news()
+            was_paused = member.excused
             member.pause(message.reason, leaves=message.leaves)
-            if member.state == "paused":
+            if was_paused:
                 self._settle(member)
             self._members.notify()
         elif isinstance(message, Leave):
@@ -129,12 +141,12 @@ class NodeServer:
         elif isinstance(message, Error):
             raise ChannelClosed("it ended the link", message.message)
         else:
-            await self._traffic.take(member, packet)
+            await self._routes.take(member, packet)
 
 
 def _refusal(hello: Message) -> Error:
     if not isinstance(hello, Hello):
-        return Error("not_a_node", f"HELLO is expected first, not {hello.TYPE}")
+        return Error(ErrorCode.NOT_A_NODE, f"HELLO is expected first, not {hello.TYPE}")
     return Error(
         "protocol_version",
         f"the coordinator speaks protocol {PROTOCOL_VERSION} (core {core.__version__}) and this node protocol"

@@ -19,6 +19,9 @@ class CoordinatorSettings:
     `local_nodes` are started beside the coordinator, and share this machine's memory among them; they compile their
     layers where it `compiles`. `state_dir` None: the
     system's place for it. `advertise`: hosts for invites, none for this machine's own addresses.
+    `recovery_time`: seconds for which a generation whose route ended waits for the next one; 0 ends it at once.
+    `rebalance`: a plan that is predicted to be better takes the serving one's place. `standby`: nodes without layers
+    hold those in memory that the loss of another node would need.
     `announce`: who is on the local network may find the cluster, where nodes can join from beyond this machine.
     """
 
@@ -46,3 +49,6 @@ class CoordinatorSettings:
     state_dir: Path | None = None
     advertise: tuple[str, ...] = ()
     announce: bool = False
+    recovery_time: float = 120.0
+    rebalance: bool = True
+    standby: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from core.coordinator.pace import Average
+from core.coordinator.chunk_sizing import Average
 from core.runtime.drafting import Drafter
 
 LONGEST = 12
@@ -22,22 +22,21 @@ class Speculation:
         """Takes a long prompt in at once, which is no work for the event loop."""
         self._drafter = drafter
         self.drafted = self.accepted = 0
-        self._seen = len(prompt)
-        if drafter is not None:
-            drafter.extend(prompt)
+        self.extend(prompt)
         self._length = SHORTEST
         self._plain = Average()
         self._rest = FIRST_REST
         self._resting = 0
         self._begin_trial()
 
-    def draft(self, tokens: Sequence[int], most: int) -> list[int]:
-        """What may follow `tokens`, which only ever grow: `most` tokens at most."""
-        if self._drafter is None:
-            return []
-        self._drafter.extend(tokens[self._seen :])
-        self._seen = len(tokens)
-        if self._resting or most <= 0:
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Adds tokens to the text."""
+        if self._drafter is not None:
+            self._drafter.extend(tokens)
+
+    def draft(self, most: int) -> list[int]:
+        """What may follow the text: `most` tokens at most."""
+        if self._drafter is None or self._resting or most <= 0:
             return []
         return self._drafter.draft(min(self._length, most))
 

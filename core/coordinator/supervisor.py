@@ -1,132 +1,341 @@
-"""Keeps a route alive: plans when enough nodes are there, builds, waits until it breaks, and plans anew."""
+"""Makes routes and ends them: one when there is none, the next beside it when a better one can be had or is needed."""
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
 
 import trio
 
 from core.coordinator.builder import LoadRefused, RouteBuilder
-from core.coordinator.local_nodes import LOCAL_PREFIX
-from core.coordinator.members import Member, Members
-from core.coordinator.planning import node_memory, plan_request, planned
+from core.coordinator.hop import Hop, HopState
+from core.coordinator.housekeeping import Housekeeping
+from core.coordinator.improvement import Better, Improvement
+from core.coordinator.members import Member, Members, MemberState
+from core.coordinator.pauses import drain, excuse_the_paused, parting
+from core.coordinator.planning import Planning, describe
 from core.coordinator.route import Route
+from core.coordinator.router import Router
+from core.coordinator.routes import Routes
+from core.coordinator.service import Parting, Replaced, RouteService
 from core.coordinator.settings import CoordinatorSettings
-from core.errors import ChannelClosed, CoreError, NotReady, PlanError, ProtocolError, RouteError
-from core.interfaces.planner import Candidate, Plan, Planner
-from core.protocol.codec import Packet
-from core.protocol.messages import CacheOrder, HiddenState, InferenceError, PeerLost, Release, Run
+from core.coordinator.suspicion import Suspicion
+from core.errors import CoreError, NotReady, PlanError, RouteError
+from core.interfaces.planner import Plan
+from core.protocol.messages import Release
 
-RETRY_SECONDS = 5.0
-FAILED_SECONDS = 30.0
-"""How long a node that could not load its layers is left out of plans."""
-DRAIN_SECONDS = 30.0
-"""What a node that pauses gives the generations that run on it."""
-_DRAIN_POLL_SECONDS = 0.1
+FIRST_RETRY_SECONDS, RETRY_SECONDS = 0.1, 5.0
+GATHER_SECONDS = 10.0
+"""For how long nodes are waited for that hold the layers which others, back from an earlier run, do not."""
+NO_MEMORY_FOR_TWO = "memory for two routes is not there: answers wait while the next one is loaded"
 _log = logging.getLogger(__name__)
 
 
-class _Parting(RouteError):
-    """A node paused or left when nobody was served by it."""
+class State(Enum):
+    """What stands between the cluster and being ready."""
+
+    WAITING = "waiting"
+    LOADING = "loading"
+    READY = "ready"
 
 
 class Supervisor:
-    """The route of now, if any; and in `state` and `detail`, what stands between the cluster and being ready."""
+    """Keeps a route alive. `make_service` gives a route that is loaded and proven its service."""
 
     def __init__(
         self,
         settings: CoordinatorSettings,
         members: Members,
-        planner: Planner,
+        routes: Routes,
+        planning: Planning,
         builder: RouteBuilder,
-        free_at_start: int,
-        sessions: Callable[[], int],
-        serve: Callable[[Route], Awaitable[None]],
+        router: Router,
+        make_service: Callable[[Route], RouteService],
     ) -> None:
-        """`free_at_start`: bytes that the device of this machine had free before anything was loaded.
-
-        `sessions` tells how many generations run; `serve` runs them on a route until it breaks.
-        """
-        self.state = "waiting"
+        self.state = State.WAITING
         self.detail = ""
         self.required = settings.min_nodes
         self.epoch = 0
+        """Of the newest route that serves, or else of the one that is being made."""
         self.left_out: Mapping[str, str] = {}
         self._settings = settings
         self._members = members
-        self._planner = planner
+        self._planning = planning
         self._builder = builder
-        self._free_at_start = free_at_start
-        self._sessions = sessions
-        self._serve = serve
-        self._route: Route | None = None
+        self._router = router
+        self._make_service = make_service
+        self._housekeeping = Housekeeping(planning, builder, self._new_hop, in_memory=settings.standby)
+        self._routes = routes
+        self._suspicion = Suspicion()
+        self._numbers = itertools.count(1)
+        self._epochs = itertools.count(1)
         self._lost = ""
+        self._improvement = Improvement(settings, planning, router)
+        self._failures = 0
+        """Builds in a row that came to nothing."""
+        self._is_stuck = False
+        """Whether requests are refused: no route can be made of the nodes that are there, or one only drains."""
+        router.not_ready, router.is_expected = self.not_ready, lambda: not self._is_stuck
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._excuse_the_paused)
-            await self._keep_a_route()
+            nursery.start_soon(self._router.run)
+            nursery.start_soon(excuse_the_paused, self._members, self._routes, self._router, self._housekeeping)
+            while True:
+                await self._guarded(self._next_step, nursery)
 
-    async def _keep_a_route(self) -> None:
-        while True:
-            plan = await self._next_plan()
-            try:
-                route = await self._build(plan)
-            except CoreError as error:
-                self._lose(error)
-                self._become("waiting", self._lost)
-                if not isinstance(error, LoadRefused):
-                    await self._pause(RETRY_SECONDS)
-                continue
-            self._become("ready", "")
-            self._lost = ""
-            _log.info("route %d is ready: %s", route.epoch, _describe(plan))
-            await self._serve(route)
-            route.clear_broken()
-            assert route.failure is not None
-            self._lose(route.failure)
-
-    def _lose(self, error: CoreError) -> None:
-        """The route, or the one that was about to be."""
-        self._lost = str(error)
-        level = logging.INFO if isinstance(error, _Parting) else logging.WARNING
-        _log.log(level, "route %d ended: %s", self.epoch, self._lost)
-        self._drop_route()
-
-    def ready_route(self) -> Route:
-        """The route to begin a session on. Raises NotReady with the numbers and what is waited for."""
-        if self.state == "ready" and self._route is not None and self._route.failure is None:
-            return self._route
-        raise NotReady(
+    def not_ready(self) -> NotReady:
+        """With the numbers, and what is waited for."""
+        return NotReady(
             "the model is not ready", self.detail or self._lost, required=self.required, ready=self.ready_nodes()
         )
 
     def ready_nodes(self) -> int:
         """Nodes that could serve: those that have loaded, or before there is a plan, those that are there."""
-        members = [member for member in self._members.all() if member.state not in ("failed", "paused")]
-        if self.state == "waiting":
-            return len(members)
-        return sum(member.state in ("loaded", "ready") for member in members)
+        states = [member.state for member in self._members.all()]
+        if self.state is State.WAITING:
+            return sum(state not in (MemberState.FAILED, MemberState.PAUSED) for state in states)
+        return sum(state in (MemberState.LOADED, MemberState.READY) for state in states)
 
-    async def take(self, member: Member, packet: Packet) -> None:
-        """A route's message from a member: of the present epoch it goes to the route, of an older one nowhere."""
-        message = packet.message
-        route = self._route
-        if not isinstance(message, (Run, CacheOrder, HiddenState, InferenceError, PeerLost)):
-            raise ProtocolError(f"node {member.node_id!r} sent a {message.TYPE}")
-        if route is not None and message.epoch == route.epoch:
-            await route.take(member, packet)
+    def rebalance(self) -> str:
+        """Has a plan made of all nodes that are there: what becomes of it, in a sentence."""
+        if self._router.serving is None:
+            return f"there is no route to make better: {self.detail}"
+        self._improvement.ask()
+        self._members.notify()
+        return "a plan is made of all nodes that are there; if it differs, it takes the place of the one that serves"
 
-    def member_joined(self, member: Member) -> None:
-        """A newcomer that the route of now does without is spare; it counts when a plan is made next."""
-        if self.state != "waiting":
-            member.become("spare", "the cluster serves without it; it is in the next plan")
-            _log.info("node %s is spare: %s", member.node_id, member.detail)
+    async def _next_step(self, nursery: trio.Nursery) -> None:
+        for broken in [service for service in self._router.services if service.route.failure is not None]:
+            await broken.ended.wait()
+        service, seen = self._router.serving, self._members.changes
+        self._router.admit()  # members may have reported more room
+        if service is None:
+            await self._make(nursery)
+        elif service.route.is_doubted and not await self._builder.is_proven_again(service.route):
+            return
+        elif pausing := [hop.member for hop in service.route.hops if hop.member.paused]:
+            await self._serve_without(pausing[0], service, nursery)
+        elif (better := await self._improvement.find(service.route, self._trusted())) is not None:
+            await self._take(better, service, nursery)
+        else:
+            if self._routes.all() == [service.route]:
+                self._housekeeping.tidy(service.route, self._members.all(), nursery)
+            await self._pause(RETRY_SECONDS, seen)
 
-    def member_left(self, member: Member) -> None:
-        if self._route is not None:
-            self._route.member_left(member)
+    async def _make(self, nursery: trio.Nursery, plan: Plan | None = None) -> None:
+        """A route where there is none: that of `plan`, or with as little to load as can be."""
+        plan = plan or await self._next_plan()
+        self._become(State.LOADING, self._after_loss("the nodes load their layers"))
+        try:
+            route = await self._build(plan)
+        except CoreError as error:
+            _log.log(_level(error), "route %d ended: %s", self.epoch, error)
+            self._lose(error)
+            if not isinstance(error, LoadRefused):
+                self._failures += 1
+                await trio.sleep(min(RETRY_SECONDS, FIRST_RETRY_SECONDS * 2**self._failures))
+        else:
+            self._failures = 0
+            self._open(route, plan, nursery)
+
+    async def _serve_without(self, pausing: Member, service: RouteService, nursery: trio.Nursery) -> None:
+        """The next route is made beside the one that serves, if memory allows; or after it; or there is none."""
+        others = self._available()
+        try:
+            plan = await self._planning.plan(others, beside=[service.route], in_haste=True)
+        except PlanError:
+            if self._settings.recovery_time == 0 or not await self._can_be_served_without():
+                await self._drain(service, pausing)
+            elif pausing.paused:
+                _log.info(NO_MEMORY_FOR_TWO)
+                service.route.fail(parting(pausing))
+            return
+        await self._replace(plan, service, nursery, lambda: pausing.paused != "")
+
+    async def _replace(
+        self, plan: Plan, service: RouteService, nursery: trio.Nursery, is_wanted: Callable[[], bool]
+    ) -> None:
+        """Makes the next route while the present one serves; then sessions move over."""
+        if self._router.serving is not service:
+            return  # it broke while the plan was made
+        self._become(State.READY, f"the next route is loaded beside the one that serves: {describe(plan)}")
+        route: Route | None = None
+        try:
+            async with trio.open_nursery() as watching:
+                watching.start_soon(self._cancel_unless, is_wanted, watching.cancel_scope)
+                route = await self._build(plan)
+                watching.cancel_scope.cancel()
+        except* CoreError as group:
+            failure = group.exceptions[0]
+            _log.log(_level(failure), "the next route could not be made: %s", failure)
+        still_serves = self._router.serving is service
+        if still_serves:
+            self._become(State.READY, "")
+        if route is None or route.failure is not None:
+            self._improvement.rest()
+            if still_serves:
+                await self._pause(RETRY_SECONDS)
+            return
+        earlier = list(self._router.services)
+        self._open(route, plan, nursery)
+        for old in earlier:
+            old.retire()
+
+    async def _cancel_unless(self, is_wanted: Callable[[], bool], scope: trio.CancelScope) -> None:
+        while True:
+            seen = self._members.changes
+            if not is_wanted():
+                scope.cancel()
+            await self._members.wait_change(seen)
+
+    async def _take(self, better: Better, service: RouteService, nursery: trio.Nursery) -> None:
+        """Has a better plan take the place of the route that serves."""
+        if better.fits_beside:
+            await self._replace(better.plan, service, nursery, lambda: True)
+            return
+        _log.info(NO_MEMORY_FOR_TWO)
+        service.route.fail(Replaced("a better plan takes its place", "memory holds one of the two"))
+        await service.ended.wait()
+        await self._make(nursery, better.plan)
+
+    async def _build(self, plan: Plan) -> Route:
+        """Registers a route and has it loaded; whatever ends that ends the route."""
+        members = {member.node_id: member for member in self._members.all()}
+        hops = []
+        for stage in plan.stages:
+            if stage.node_id not in members:
+                raise RouteError(f"node {stage.node_id!r} has left", "while the plan was made", node=stage.node_id)
+            hops.append(self._new_hop(members[stage.node_id], range(stage.start, stage.end)))
+        route = Route(next(self._epochs), hops)
+        for hop in hops:
+            self._housekeeping.make_way(hop)
+        self._routes.add(route)
+        if self._router.serving is None:
+            self.epoch = route.epoch
+            self.required = max(self._settings.min_nodes, len(hops))
+            self.left_out = dict(plan.left_out)
+        _log.info("plan for route %d: %s", route.epoch, describe(plan))
+        self._members.notify()
+        try:
+            await self._builder.build(route)
+        except BaseException as error:
+            if isinstance(error, Exception) and all(hop.state is not HopState.LOADING for hop in hops):
+                self._suspicion.note(route)
+            self._end(route, RouteError("the route was not made"))
+            if isinstance(error, CoreError) or not isinstance(error, Exception):
+                raise
+            _log.exception("the route could not be made")
+            raise RouteError("the route could not be made", f"{type(error).__name__}: {error}") from error
+        return route
+
+    def _open(self, route: Route, plan: Plan, nursery: trio.Nursery) -> None:
+        service = self._make_service(route)
+        if route.epoch > 1:
+            self._improvement.rest()
+        self.epoch, self.required = route.epoch, max(self._settings.min_nodes, len(route.hops))
+        self.left_out, self._lost = dict(plan.left_out), ""
+        self._members.spare(self.left_out)
+        _log.info("route %d is ready: %s", route.epoch, describe(plan))
+        self._become(State.READY, "")
+        self._router.open(service)
+        nursery.start_soon(self._serve, service)
+
+    async def _serve(self, service: RouteService) -> None:
+        route = service.route
+        try:
+            await service.serve()
+        except Exception:
+            _log.exception("the coordinator failed on route %d", route.epoch)
+            for session in service.admission.running.values():
+                if session.place is not None and session.place.in_flight:
+                    session.fail(RouteError("the coordinator failed", "while it decoded this"))
+        self._end(route, RouteError("the route has ended", "the coordinator failed on it"))
+        assert route.failure is not None
+        on_purpose = isinstance(route.failure, Replaced | Parting) and not service.admission.running
+        if not isinstance(route.failure, Replaced | Parting):
+            self._suspicion.note(route)
+        _log.log(logging.INFO if on_purpose else logging.WARNING, "route %d ended: %s", route.epoch, route.failure)
+        if self._router.serving is None:
+            self._lose(route.failure)
+        self._router.close(service)
+
+    def _lose(self, failure: CoreError) -> None:
+        self._lost, self.required = str(failure), self._settings.min_nodes
+        self._members.rest()
+        self._become(State.WAITING, self._lost)
+
+    def _end(self, route: Route, failure: RouteError) -> None:
+        """Its hops are told, and free what they cache."""
+        route.fail(failure)
+        self._routes.remove(route)
+        for hop in route.hops:
+            hop.member.order(Release(hop.number))
+        if self._router.serving is not None:
+            self._members.spare(self.left_out)
+        self._members.notify()
+
+    async def _next_plan(self) -> Plan:
+        """Waits until the members that are there can hold the model, saying meanwhile what is missing."""
+        patience = trio.current_time() + GATHER_SECONDS
+        while True:
+            available, seen = self._available(), self._members.changes
+            try:
+                plan = await self._suspicion.plan(self._planning, available)
+            except PlanError as error:
+                self._is_stuck = True
+                self._become(State.WAITING, self._after_loss(str(error), *self._pauses()))
+                await self._pause(RETRY_SECONDS, seen)
+                continue
+            self._is_stuck = False
+            if self.epoch == 0 and self._planning.is_partly_held(available) and trio.current_time() < patience:
+                self._become(State.LOADING, "nodes come back that held layers before: others are waited for")
+                await self._pause(patience - trio.current_time(), seen)
+                continue
+            return plan
+
+    async def _drain(self, service: RouteService, pausing: Member) -> None:
+        """While the route serves: until no generation runs on it, or the member resumes; no new one begins."""
+        parts = "leaves" if pausing.leaves else "pauses"
+        said = f"node {pausing.node_id!r} {parts}, what runs is finished first: {pausing.paused}"
+        self._become(State.WAITING, said)
+        self._is_stuck, service.admission.is_open = True, False
+
+        async def goes_on() -> bool:
+            others_can = self._settings.recovery_time > 0 and await self._can_be_served_without()
+            return others_can or not pausing.paused
+
+        await drain(service, self._members, goes_on)
+        if service.route.failure is not None:
+            return
+        if await goes_on():
+            self._is_stuck, service.admission.is_open = False, True
+            self._become(State.READY, "")
+            self._router.admit()
+        else:
+            service.route.fail(parting(pausing))
+
+    async def _can_be_served_without(self) -> bool:
+        """Whether those that do not pause can hold the model."""
+        try:
+            await self._planning.plan(self._available(), in_haste=True)
+        except PlanError:
+            return False
+        return True
+
+    def _available(self) -> list[Member]:
+        return [member for member in self._members.all() if not member.paused and not member.failed_lately]
+
+    def _trusted(self) -> list[Member]:
+        available = self._available()
+        suspects = self._suspicion.suspects(available)
+        return [member for member in available if member not in suspects]
+
+    def _new_hop(self, member: Member, layers: range) -> Hop:
+        kv_token_bytes = len(layers) * self._builder.model.kv_bytes(1, self._builder.precision)
+        return Hop(next(self._numbers), member, layers, kv_token_bytes)
 
     def _pauses(self) -> list[str]:
         """Those that why the route was lost does not tell of."""
@@ -134,123 +343,26 @@ class Supervisor:
         said = [f"node {member.node_id!r} {member.absence}: {member.paused}" for member in paused]
         return [sentence for sentence in said if sentence not in self._lost]
 
-    async def _excuse_the_paused(self) -> None:
-        """Takes those that pause out of the route, once nobody is served by them, and frees what they hold."""
-        while True:
-            pausing = [member for member in self._members.all() if member.paused and not member.excused]
-            for member in pausing:
-                await self._excuse(member)
-            if not pausing:
-                await self._members.wait_change()
+    def _after_loss(self, *reasons: str) -> str:
+        return "; ".join(filter(None, (self._lost, *reasons)))
 
-    async def _excuse(self, member: Member) -> None:
-        route = self._route
-        if route is not None and any(hop.member is member for hop in route.hops):
-            await self._drain(route, member)
-            if not member.paused:
-                return
-            kind = RouteError if self._sessions() else _Parting
-            route.fail(kind(f"node {member.node_id!r} {member.absence}", member.paused, node=member.node_id))
-        member.excused = True
-        member.rest()
-        await self._release([member])
-
-    async def _drain(self, route: Route, member: Member) -> None:
-        """While the route serves: until no generation runs on it, or the member resumes; no new one begins."""
-        if self.state != "ready":
-            return
-        parts = "leaves" if member.leaves else "pauses"
-        self._become("waiting", f"node {member.node_id!r} {parts}, what runs is finished first: {member.paused}")
-        with trio.move_on_after(DRAIN_SECONDS):
-            while self._sessions() and member.paused and route.failure is None:
-                await self._pause(_DRAIN_POLL_SECONDS)
-        if not member.paused and route.failure is None:
-            self._become("ready", "")
-
-    async def _next_plan(self) -> Plan:
-        """Waits until the members that are there can hold the model, saying meanwhile what is missing."""
-        while True:
-            try:
-                return self._plan()
-            except PlanError as error:
-                self._become("waiting", self._after_loss(str(error), *self._pauses()))
-            await self._pause(FAILED_SECONDS)
-
-    def _plan(self) -> Plan:
-        members = [member for member in self._members.all() if not member.paused and not _failed_lately(member)]
-        missing = self._settings.min_nodes - len(members)
-        if missing > 0:
-            raise PlanError(f"{missing} more node{'s' if missing > 1 else ''} must join")
-        candidates = [self._candidate(member) for member in members]
-        request = plan_request(
-            self._builder.model,
-            self._builder.precision,
-            candidates,
-            self._settings.min_nodes,
-            self._settings.max_nodes,
-        )
-        return planned(self._planner, request)
-
-    def _candidate(self, member: Member) -> Candidate:
-        hello = member.hello
-        if self._settings.local_nodes and not member.credential and member.node_id.startswith(LOCAL_PREFIX):
-            memory = self._local_memory()
-        else:
-            memory = float(hello.free_memory or self._settings.target_node_memory or 0)
-        usable = node_memory(memory, capped=hello.max_memory_bytes is not None)
-        return Candidate(member.node_id, usable, hello.selected_device)
-
-    def _local_memory(self) -> float:
-        """Each local node's share, whatever the coordinator and its siblings hold by the time it measures."""
-        ends = self._builder.model.ends_bytes(self._builder.precision)
-        return max(0, self._free_at_start - ends) / self._settings.local_nodes
-
-    async def _build(self, plan: Plan) -> Route:
-        self.epoch += 1
-        self.required = max(self._settings.min_nodes, len(plan.stages))
-        self.left_out = dict(plan.left_out)
-        self._become("loading", self._after_loss("the nodes load their layers"))
-        _log.info("plan for route %d: %s", self.epoch, _describe(plan))
-        members = {member.node_id: member for member in self._members.all()}
-        await self._release(members[node_id] for node_id, _ in plan.left_out)
-        return await self._builder.build(self.epoch, plan, members, self._set_route)
-
-    async def _release(self, spare: Iterable[Member]) -> None:
-        for member in spare:
-            if member.state not in ("failed", "paused"):
-                member.become("spare")
-                member.layers, member.weight_bytes = None, 0
-            try:
-                await member.link.send(Release(self.epoch))
-            except ChannelClosed:
-                continue
-
-    def _set_route(self, route: Route) -> None:
-        self._route = route
-
-    def _drop_route(self) -> None:
-        if self._route is not None:
-            self._route.fail(RouteError("the route is planned anew", self._lost))
-        self._route = None
-        self.required = self._settings.min_nodes
-        for member in self._members.all():
-            member.rest()
-
-    def _after_loss(self, *now: str) -> str:
-        return "; ".join(filter(None, (self._lost, *now)))
-
-    def _become(self, state: str, detail: str) -> None:
+    def _become(self, state: State, detail: str) -> None:
+        self._routes.serves = state is State.READY
         self.state, self.detail = state, detail
-        self._members.notify()
 
-    async def _pause(self, seconds: float) -> None:
+    async def _pause(self, seconds: float, seen: int | None = None) -> None:
+        """Until the members change again, from how many changes were `seen`, and for so many seconds at most."""
         with trio.move_on_after(seconds):
-            await self._members.wait_change()
+            await self._members.wait_change(self._members.changes if seen is None else seen)
+
+    async def _guarded(self, step: Callable[..., Awaitable[None]], *args: object) -> None:
+        """An unexpected error ends a step, a build or a route, and never the host."""
+        try:
+            await step(*args)
+        except Exception:
+            _log.exception("the coordinator failed")
+            await self._pause(RETRY_SECONDS)
 
 
-def _failed_lately(member: Member) -> bool:
-    return member.failed_at is not None and trio.current_time() - member.failed_at < FAILED_SECONDS
-
-
-def _describe(plan: Plan) -> str:
-    return ", ".join(f"{stage.node_id} [{stage.start}, {stage.end})" for stage in plan.stages)
+def _level(failure: Exception) -> int:
+    return logging.INFO if isinstance(failure, Parting) else logging.WARNING

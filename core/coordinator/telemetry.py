@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 import trio
 
 from core.coordinator.batch import Batch
-from core.coordinator.pace import Average
+from core.coordinator.chunk_sizing import Average
 from core.coordinator.route import Route
-from core.coordinator.session import Session
+from core.coordinator.session import Session, Status
 from core.interfaces.telemetry import HopStatus, Metric, Phase, Sample, SessionStatus
 from core.protocol.messages import HiddenState
 
@@ -76,7 +76,7 @@ class _Hop:
 
 
 class Telemetry:
-    """Lives in trio. Its counters go on over routes; the hops' averages begin anew with each."""
+    """Lives in trio. Its counters go on over routes; the hops' averages begin with each."""
 
     def __init__(self) -> None:
         self.wire = Average()
@@ -90,17 +90,21 @@ class Telemetry:
             Histogram((1, 2, 4, 8, 16, 32, 64, 128, 256, 512)),
         )
         self._hops: list[_Hop] = []
+        self._epoch = 0
+        self._outage_seconds = 0.0
         self._wire_seconds = 0.0
         self._watchers: set[trio.MemorySendChannel[SessionStatus]] = set()
 
     def route_began(self, route: Route) -> None:
+        self._epoch = route.epoch
         self._hops = [_Hop(hop.member.node_id) for hop in route.hops]
         self.wire = Average()
 
-    def passed(self, batch: Batch, answer: HiddenState, seconds: float) -> None:
-        """A batch came back after so long."""
-        for hop, queue_us, compute_us in zip(self._hops, answer.queue_us, answer.compute_us, strict=False):
-            hop.add(queue_us, compute_us, batch.decodes)
+    def passed(self, route: Route, batch: Batch, answer: HiddenState, seconds: float) -> None:
+        """A batch came back after so long. Averages are of the newest route."""
+        if route.epoch == self._epoch:
+            for hop, queue_us, compute_us in zip(self._hops, answer.queue_us, answer.compute_us, strict=False):
+                hop.add(queue_us, compute_us, batch.decodes)
         wire = max(0.0, seconds - (sum(answer.queue_us) + sum(answer.compute_us)) / 1e6)
         self._wire_seconds += wire
         if batch.decodes:
@@ -111,6 +115,14 @@ class Telemetry:
 
     def came(self, session: Session) -> None:
         self._totals["requests"] += 1
+        self.tell(session)
+
+    def let_in(self, session: Session) -> None:
+        """It begins on a route, or goes on there."""
+        if session.outage:
+            self._totals["recoveries"] += 1
+            self._outage_seconds += session.outage
+            session.outage = 0.0
         self.tell(session)
 
     def came_late(self) -> None:
@@ -131,7 +143,7 @@ class Telemetry:
             clock.rate.add(tokens / gap if gap else 0.0)
         self._totals["tokens"] += tokens
         self.rate.count(tokens)
-        if session.over or clock.steps == 1 or clock.due(TELL_SECONDS):
+        if session.is_over or clock.steps == 1 or clock.due(TELL_SECONDS):
             self.tell(session)
 
     def left(self, session: Session) -> None:
@@ -181,6 +193,8 @@ class Telemetry:
         yield _counter("core_generated_tokens", "Tokens decoded.", total["tokens"])
         yield _counter("core_drafted_tokens", "Tokens guessed ahead.", total["drafted"])
         yield _counter("core_accepted_tokens", "Of those, the ones that came true.", total["accepted"])
+        yield _counter("core_recoveries", "Generations that went on after their route broke.", total["recoveries"])
+        yield _counter("core_recovery_seconds", "Time for which they were suspended.", self._outage_seconds)
         yield _counter("core_batches", "Batches that passed the route.", total["batches"])
         yield _counter("core_hidden_bytes", "Bytes of hidden states that came back.", total["hidden_bytes"])
         yield _counter("core_wire_seconds", "Time of batches between the hops.", self._wire_seconds)
@@ -193,32 +207,32 @@ class Telemetry:
         )
 
 
+_PHASES: dict[Status, Phase] = {
+    Status.WAITING: "waiting",
+    Status.PREFILLING: "prefill",
+    Status.DECODING: "decode",
+    Status.SUSPENDED: "suspended",
+}
+
+
 def status_of(session: Session) -> SessionStatus:
-    speculation, clock = session.decoding.speculation, session.clock
+    speculation, clock, place = session.decoding.speculation, session.clock, session.place
+    why = session.failure or session.lost
     return SessionStatus(
         session=session.number,
-        phase=_phase(session),
-        route_epoch=session.epoch,
+        phase=_PHASES.get(session.status, "failed" if session.failure else "done"),
+        route_epoch=place.epoch if place else 0,
         prompt_tokens=session.prompt_tokens,
         cached_tokens=session.cached_tokens,
-        prefilled=min(session.cached, session.prompt_tokens),
-        tokens=session.decoding.tokens,
+        prefilled=session.prefilled,
+        tokens=session.decoded,
         tokens_per_second=clock.rate.value or 0.0,
         drafted=speculation.drafted,
         accepted=speculation.accepted,
         seconds=time.monotonic() - clock.began,
-        detail=str(session.failure) if session.failure else "",
+        detail=str(why) if why else "",
+        recoveries=session.recoveries,
     )
-
-
-def _phase(session: Session) -> Phase:
-    if session.failure is not None:
-        return "failed"
-    if session.over:
-        return "done"
-    if not session.admitted.is_set():
-        return "waiting"
-    return "decode" if session.answered else "prefill"
 
 
 def _counter(name: str, about: str, value: float) -> Metric:

@@ -13,17 +13,8 @@ import msgpack
 import msgspec
 
 from core.errors import ProtocolError
-from core.protocol.messages import (
-    BY_TYPE,
-    PROTOCOL_VERSION,
-    Chunk,
-    Hello,
-    HiddenState,
-    Message,
-    PeerHello,
-    Run,
-    Tensor,
-)
+from core.protocol.fields import Tensor
+from core.protocol.messages import BY_TYPE, PROTOCOL_VERSION, Chunk, Hello, HiddenState, Message, PeerHello, Run
 
 CHUNK_BYTES = 128 * 1024
 MAX_FRAME_BYTES = 512 * 1024
@@ -173,4 +164,4 @@ def _foreign_greeting(envelope: _Envelope) -> Message | None:
         return None
     if envelope.type == Hello.TYPE:
         return Hello(protocol, node_id="")
-    return PeerHello(protocol, epoch=0, link_token=b"") if envelope.type == PeerHello.TYPE else None
+    return PeerHello(protocol, hop=0, link_token=b"") if envelope.type == PeerHello.TYPE else None

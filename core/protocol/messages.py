@@ -2,80 +2,36 @@
 
 from __future__ import annotations
 
-import re
+from enum import StrEnum
 from typing import Annotated, ClassVar
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+from core.protocol.fields import (
+    Certificate,
+    Commitment,
+    Count,
+    Fingerprint,
+    Holdings,
+    Name,
+    Nonce,
+    Port,
+    Secret,
+    Segment,
+    Shard,
+    Signature,
+    Tensor,
+    Text,
+)
+
+PROTOCOL_VERSION = 2
 """Raised when a message changes in a way that an older peer would misread; peers must speak the same."""
-
-MAX_TEXT = 4096
-_CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
-"""By which a text from elsewhere could steer the terminal that it is shown in."""
-_HARMLESS = rf"^[^{_CONTROLS}]*\Z"
-Name = Annotated[str, msgspec.Meta(max_length=256, pattern=_HARMLESS)]
-Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT, pattern=_HARMLESS)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-Layer = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
-Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
-Digest = Annotated[bytes, msgspec.Meta(max_length=32)]
-Secret = Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
-Nonce = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-Commitment = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-Fingerprint = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-"""SHA-256 of a certificate."""
-Certificate = Annotated[bytes, msgspec.Meta(min_length=64, max_length=2048)]
-Signature = Annotated[bytes, msgspec.Meta(min_length=8, max_length=256)]
-
-
-def clipped(text: object) -> str:
-    """`text`, an error's for instance, as far as a `Text` field takes it."""
-    return re.sub(f"[{_CONTROLS}]", "\N{REPLACEMENT CHARACTER}", str(text)[:MAX_TEXT])
 
 
 class Message(msgspec.Struct, frozen=True):
     """A payload; `TYPE` is its name in the envelope."""
 
     TYPE: ClassVar[str]
-
-
-class Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """Rows of hidden states: raw little-endian bytes of `rows` x `width` values of `dtype` (fp16, bf16, fp32).
-
-    `data` is read-only in spirit: on this side of the wire it may be a view of a torch tensor or a bytearray.
-    """
-
-    dtype: Name
-    rows: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
-    width: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
-    data: bytes
-
-
-class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """`rows` consecutive rows of `session` from `position` on, of which the last `outputs` are wanted back.
-
-    A segment that starts before the end of the session's cache truncates it (rollback, replay, speculation); one
-    that starts past the end is an error; one at 0 begins the session.
-    """
-
-    session: Count
-    position: Count
-    rows: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
-    outputs: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
-
-    def __post_init__(self) -> None:
-        if self.outputs > self.rows:
-            raise ValueError(f"{self.outputs} outputs of {self.rows} rows")
-
-
-class Device(msgspec.Struct, frozen=True):
-    """A device of a node, with its memory in bytes."""
-
-    id: Name
-    type: Name
-    name: Name
-    total_memory: Count
 
 
 class Challenge(Message, frozen=True):
@@ -88,7 +44,9 @@ class Challenge(Message, frozen=True):
 class Hello(Message, frozen=True):
     """Node to coordinator, first: who it is and what it offers. Refused by ERROR, accepted by HELLO_ACK.
 
-    `paused` is why it takes no layers for now; "" where it does.
+    `paused` is why it takes no layers for now; "" where it does. `speed` is how many bytes of weights its device was
+    measured to multiply with one row in a second (0: not measured), `holdings` what it has in memory from before.
+    `local_token` proves that the coordinator started it as a process of its own machine.
     On an encrypted link `signature` proves that the node holds the key of `certificate`; `invite` is the secret of an
     invite, from a node whose key the coordinator does not know yet. Without one, `asks` asks the host to be let in: the
     commitment to a nonce (core.trust.asking). Answered by ASKING.
@@ -99,17 +57,15 @@ class Hello(Message, frozen=True):
     node_id: Name
     hostname: Name = ""
     core_version: Name = ""
-    python_version: Name = ""
-    torch_version: Name = ""
-    platform: Name = ""
-    devices: Annotated[list[Device], msgspec.Meta(max_length=64)] = []
     selected_device: Name = "cpu"
     max_memory_bytes: Count | None = None
     free_memory: Count = 0
+    speed: Count = 0
+    holdings: Holdings = []
     peer_hosts: Annotated[list[Name], msgspec.Meta(max_length=16)] = []
     peer_port: Port = 0
-    plugins: Annotated[dict[Name, Name], msgspec.Meta(max_length=256)] = {}
     paused: Text = ""
+    local_token: Secret | None = None
     certificate: Certificate | None = None
     signature: Signature | None = None
     invite: Secret | None = None
@@ -142,100 +98,107 @@ class HelloAck(Message, frozen=True):
     node_id: Name = ""
 
 
+class ErrorCode(StrEnum):
+    """What an ERROR is about. A peer may send others."""
+
+    PROTOCOL = "protocol"
+    PROTOCOL_VERSION = "protocol_version"
+    NOT_A_NODE = "not_a_node"
+    NOT_A_MEMBER = "not_a_member"
+    REPLACED = "replaced"
+    REMOVED = "removed"
+    NOT_A_PEER = "not_a_peer"
+    OTHER_HOP = "other_hop"
+    WRONG_TOKEN = "wrong_token"
+    NO_PROOF = "no_proof"
+    OTHER_KEY = "other_key"
+
+
 class Error(Message, frozen=True):
-    """A refusal, or the reason for which the sender is about to close the link."""
+    """A refusal, or the reason for which the sender is about to close the link. `code` is an ErrorCode's value."""
 
     TYPE: ClassVar = "ERROR"
     code: Name
     message: Text
 
 
-class Proof(msgspec.Struct, frozen=True):
-    """What a node has to prove of its copy of the model before it serves: SHA-256 digests (core.runtime.manifest).
-
-    Of `files` they are of whole files, of `rests` of what lies between a file's tensors; `layers` has one per layer
-    of the range. Empty ones aren't known, or proven by others.
-    """
-
-    manifest: Digest
-    files: Annotated[dict[Name, Digest], msgspec.Meta(max_length=4096)]
-    rests: Annotated[dict[Name, Digest], msgspec.Meta(max_length=4096)]
-    layers: Annotated[list[Digest], msgspec.Meta(max_length=4096)]
-
-
 class Assignment(Message, frozen=True):
-    """Coordinator to node: load this layer range. `link_token` is what its downstream peer will show it, `downstream`
-    whose certificate it will prove to hold where the link between them is encrypted.
+    """Coordinator to node: be the hop `hop` of a route, with the layers of `shard`. Ended by RELEASE.
 
-    `revision` is the coordinator's own where the model comes from a hub. A node that already holds the very same
-    stage, of a model of the same manifest, keeps its weights and starts the epoch with empty caches. `parity_layer` is
-    which of its layers the node computes on a fixed input, beside the operations of core.parity.
+    A hop's number is the coordinator's, and never used twice. Messages to a hop carry it, and so do a hop's answers.
+    The hop hands on to `next_hop`; None: it is the last one, and answers the coordinator. `link_token` is what its
+    downstream peer will show it, `downstream` whose certificate that will prove to hold where the link between them is
+    encrypted. Layers that the node holds already, of the same manifest, quantizer and dtype, are not loaded again.
     """
 
     TYPE: ClassVar = "ASSIGNMENT"
-    epoch: Count
-    model_id: Text
-    revision: Name | None
-    architecture: Name
-    quant: Name
-    compute_dtype: Name
+    hop: Count
+    next_hop: Count | None
+    shard: Shard
     wire_dtype: Name
-    layer_start: Layer
-    layer_end_exclusive: Layer
-    is_last: bool
-    total_weight_bytes: Count
-    proof: Proof
-    parity_layer: Layer | None
     link_token: Secret
     downstream: Fingerprint | None = None
 
-    def __post_init__(self) -> None:
-        if len(self.proof.layers) != self.layer_end_exclusive - self.layer_start:
-            raise ValueError(f"{len(self.proof.layers)} digests of layers")
-        if self.parity_layer is not None and not self.layer_start <= self.parity_layer < self.layer_end_exclusive:
-            raise ValueError(f"layer {self.parity_layer} is none of them")
+
+class StandBy(Message, frozen=True):
+    """Coordinator to node: have the files of `shard` on disk, and with `in_memory` hold its layers, for a later hop.
+
+    Answered like an ASSIGNMENT, under the number `hop`, which no route has.
+    """
+
+    TYPE: ClassVar = "STAND_BY"
+    hop: Count
+    shard: Shard
+    in_memory: bool
+
+
+class KeepLayers(Message, frozen=True):
+    """Coordinator to node: let go of all layers but these and those that your hops use. Answered by NODE_STATE."""
+
+    TYPE: ClassVar = "KEEP_LAYERS"
+    holdings: Holdings
 
 
 class LoadProgress(Message, frozen=True):
     """Bytes done and in all of a phase: download, verify, load or compile."""
 
     TYPE: ClassVar = "LOAD_PROGRESS"
-    epoch: Count
+    hop: Count
     phase: Name
     done: Count
     total: Count
 
 
 class LoadComplete(Message, frozen=True):
-    """`weight_bytes` are held, `read_bytes` were read from the checkpoint (0 where the stage was kept).
+    """The hop's layers take `weight_bytes`; `read_bytes` were read from the checkpoint (0 where all were held).
 
-    Beside them the node's memory holds the KV cache of `kv_tokens` tokens. `parity` is what core.parity computes on
-    this node, by operation.
+    A NODE_STATE comes before it. `parity` is what core.parity computes on this node, by operation.
     """
 
     TYPE: ClassVar = "LOAD_COMPLETE"
-    epoch: Count
+    hop: Count
     weight_bytes: Count
     read_bytes: Count
-    kv_tokens: Count
     seconds: float
     parity: Annotated[dict[Name, Annotated[bytes, msgspec.Meta(max_length=16384)]], msgspec.Meta(max_length=64)] = {}
 
 
 class LoadFailed(Message, frozen=True):
     TYPE: ClassVar = "LOAD_FAILED"
-    epoch: Count
+    hop: Count
     reason: Text
 
 
 class ConnectPeer(Message, frozen=True):
-    """Coordinator to node: dial your upstream neighbour, which hands you its hidden states from then on.
+    """Coordinator to the hop `hop`: dial the node of your upstream neighbour, the hop `upstream`, which hands you its
+    hidden states from then on.
 
     `fingerprint` is that of its certificate.
     """
 
     TYPE: ClassVar = "CONNECT_PEER"
-    epoch: Count
+    hop: Count
+    upstream: Count
     hosts: Annotated[list[Name], msgspec.Meta(max_length=16)]
     port: Port
     link_token: Secret
@@ -246,41 +209,44 @@ class PeerConnected(Message, frozen=True):
     """The answer: whether the link stands. Where it doesn't, `reason` says why, and the coordinator relays."""
 
     TYPE: ClassVar = "PEER_CONNECTED"
-    epoch: Count
+    hop: Count
     direct: bool
     reason: Text
 
 
 class PeerHello(Message, frozen=True):
-    """Node to node, first. Answered by HELLO_ACK or ERROR. Certificate and signature as in HELLO."""
+    """Node to node, first: for a link from `hop`, whose node is dialled. Answered by HELLO_ACK or ERROR.
+
+    Certificate and signature as in HELLO.
+    """
 
     TYPE: ClassVar = "PEER_HELLO"
     protocol: int
-    epoch: Count
+    hop: Count
     link_token: Secret
     certificate: Certificate | None = None
     signature: Signature | None = None
 
 
 class PeerLost(Message, frozen=True):
-    """A node's link to a neighbour of the route ended."""
+    """The link of the hop `hop` to a neighbour ended."""
 
     TYPE: ClassVar = "PEER_LOST"
-    epoch: Count
+    hop: Count
     reason: Text
 
 
 class Release(Message, frozen=True):
-    """Coordinator to node: you are spare; drop the stage and its caches."""
+    """Coordinator to node: the hop `hop` ends, with all that it caches. Its layers stay held: see KEEP_LAYERS."""
 
     TYPE: ClassVar = "RELEASE"
-    epoch: Count
+    hop: Count
 
 
 class Pause(Message, frozen=True):
     """Node to coordinator: no layers for me, for this reason; "" ends the pause. `leaves`: a LEAVE comes next.
 
-    Answered by RELEASE, once nobody is served by what the node holds.
+    Answered by KEEP_LAYERS of none, once nobody is served by what the node holds.
     """
 
     TYPE: ClassVar = "PAUSE"
@@ -296,13 +262,19 @@ class Leave(Message, frozen=True):
 
 
 class NodeState(Message, frozen=True):
-    """What a node holds now; sent when it changes."""
+    """What a node holds now, for all its hops; sent when it changes.
+
+    `kv_room` is how many bytes of KV cache its memory has room for beside the layers that it holds, those that are
+    filled included: it is measured when layers come or go.
+    """
 
     TYPE: ClassVar = "NODE_STATE"
     sessions: Count
     kv_tokens: Count
     kv_bytes: Count
     free_memory: Count
+    kv_room: Count = 0
+    holdings: Holdings = []
 
 
 class Ping(Message, frozen=True):
@@ -318,13 +290,13 @@ class Pong(Message, frozen=True):
 
 
 class Run(Message, frozen=True):
-    """A batch on its way through the stages.
+    """A batch on its way through the stages, now to the hop `hop`.
 
     `compute_us` and `queue_us` grow by one entry per stage that it has passed: how long that computed it, and how long
     it waited there for its turn.
     """
 
-    epoch: Count
+    hop: Count
     segments: Annotated[list[Segment], msgspec.Meta(min_length=1, max_length=4096)]
     hidden: Tensor
     compute_us: Annotated[list[Count], msgspec.Meta(max_length=1024)] = []
@@ -342,30 +314,33 @@ class RunDecode(Run, frozen=True):
 
 
 class HiddenState(Message, frozen=True):
-    """The last stage's answer to a RUN: the wanted rows of all segments, in order."""
+    """The answer of `hop`, the last one, to a RUN: the wanted rows of all segments, in order."""
 
     TYPE: ClassVar = "HIDDEN_STATE"
-    epoch: Count
+    hop: Count
     hidden: Tensor
     compute_us: Annotated[list[Count], msgspec.Meta(max_length=1024)] = []
     queue_us: Annotated[list[Count], msgspec.Meta(max_length=1024)] = []
 
 
 class InferenceError(Message, frozen=True):
-    """A stage's answer to a RUN that it could not compute."""
+    """The answer of `hop` to a RUN that it could not compute."""
 
     TYPE: ClassVar = "INFERENCE_ERROR"
-    epoch: Count
+    hop: Count
     message: Text
 
 
-class CacheOrder(Message, frozen=True):
-    """Has to do with caches. Travels the route like the data, so that it can't overtake a batch of the same session."""
+class CacheCommand(Message, frozen=True):
+    """Has the hop `hop`, and those behind it, do something with their caches.
 
-    epoch: Count
+    Travels the route like the data, so that it can't overtake a batch of the same session.
+    """
+
+    hop: Count
 
 
-class CopyCache(CacheOrder, frozen=True):
+class CopyCache(CacheCommand, frozen=True):
     """Begins the session `target` with the first `length` tokens of `source`, which keeps its own."""
 
     TYPE: ClassVar = "COPY_CACHE"
@@ -374,14 +349,11 @@ class CopyCache(CacheOrder, frozen=True):
     length: Count
 
 
-class ClearCache(CacheOrder, frozen=True):
-    """Frees sessions.
-
-    Without sessions it frees all of the stage that gets it, and travels no further: the route is broken.
-    """
+class ClearCache(CacheCommand, frozen=True):
+    """Frees sessions."""
 
     TYPE: ClassVar = "CLEAR_CACHE"
-    sessions: Annotated[list[Count], msgspec.Meta(max_length=4096)]
+    sessions: Annotated[list[Count], msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class Chunk(Message, frozen=True):

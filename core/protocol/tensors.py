@@ -8,7 +8,7 @@ from typing import cast
 import torch
 
 from core.errors import ProtocolError
-from core.protocol.messages import Tensor
+from core.protocol.fields import Tensor
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}

@@ -124,8 +124,8 @@ class Cluster:
         options = list(self._serve)
         if self.url:
             options += ["--api-port", self.url.rpartition(":")[2], "--node-port", str(self.node_port)]
-        program = await self._start(
-            COORDINATOR, "serve", "--model", self.source, "--served-model-name", self.model, *options
+        program = await self.start_program(
+            COORDINATOR, "-m", "core", "serve", "--model", self.source, "--served-model-name", self.model, *options
         )
         api_port, node_port = (await program.printed(_ADDRESS)).groups()
         self.url, self.node_port = f"http://127.0.0.1:{api_port}", int(node_port)
@@ -134,7 +134,7 @@ class Cluster:
     async def start_node(self, name: str, *options: str, cwd: Path | None = None) -> Program:
         """Starts `core node` as a process that joins this cluster. It need not have joined yet."""
         joining = ("--node-id", name, "--cluster-port", str(self.node_port), "--threads", "1")
-        return await self._start(name, "node", *joining, *options, cwd=cwd)
+        return await self.start_program(name, "-m", "core", "node", *joining, *options, cwd=cwd)
 
     async def kill(self, name: str) -> None:
         """Ends a node, also one that the coordinator started itself, or the coordinator: at once, and unasked."""
@@ -168,10 +168,11 @@ class Cluster:
             raise AssertionError(f"{self.url} does not answer: {error!r}") from error
         return answer
 
-    async def _start(self, name: str, *arguments: str, cwd: Path | None = None) -> Program:
+    async def start_program(self, name: str, *arguments: str | Path, cwd: Path | None = None) -> Program:
+        """Starts `python arguments` as a process of this cluster; one that is a node says so by `--node-id NAME`."""
         assert self._nursery is not None
         process = await trio.lowlevel.open_process(
-            [sys.executable, "-m", "core", *arguments],
+            [sys.executable, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=cwd or self._cwd,

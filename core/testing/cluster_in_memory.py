@@ -197,11 +197,12 @@ class MemoryCluster:
         plugins: PluginHost | None = None,
         duty: Duty | None = None,
         membership: Membership | None = None,
+        local_token: bytes | None = None,
     ) -> str:
         """Starts a node, and returns its id once it has joined.
 
         `machine` None: one with no faults of its own. `plugins` None: those that are installed. With a `membership`
-        its id is `node_id` and a part of its key, unless the invite names it.
+        its id is `node_id` and a part of its key, unless the invite names it. `local_token` as in NodeSettings.
         """
         assert self._nursery is not None
         machine = self.machines[node_id] = machine or Machine(self.network)
@@ -214,6 +215,7 @@ class MemoryCluster:
             device="cpu",
             max_memory=max_memory,
             threads=1,
+            local_token=local_token,
             transport=Machine.name,
         )
         self._nursery.start_soon(self._run_node, settings, plugins_on(machine, plugins))

@@ -13,6 +13,9 @@ import torch
 from trio.testing import MockClock
 
 from core.coordinator.route import Route
+from core.coordinator.service import RouteService
+from core.coordinator.session import Session
+from core.node.stage_loader import StageLoader
 from core.runtime.stage import Stage
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.cluster_in_memory import MemoryCluster
@@ -101,9 +104,32 @@ class Inside:
         live = cluster.coordinator._live
         assert live is not None
         assert live.generator is not None
+        assert live.supervisor is not None
         self.generator = live.generator
-        self.members = live._members
-        self.route: Route = live.generator.supervisor.ready_route()
+        self.router = live.generator.router
+        self.supervisor = live.supervisor
+        self.members = live.members
+
+    @property
+    def service(self) -> RouteService:
+        """That of the route which serves."""
+        serving = self.router.serving
+        assert serving is not None
+        return serving
+
+    @property
+    def route(self) -> Route:
+        return self.service.route
+
+    @property
+    def running(self) -> dict[int, Session]:
+        """The sessions on the route that serves."""
+        return self.service.admission.running
+
+    @property
+    def waiting(self) -> list[Session]:
+        """Those on none."""
+        return self.router.queue.sessions
 
 
 @pytest.fixture
@@ -123,3 +149,33 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> list[Stage]:
 
     monkeypatch.setattr(Stage, "__init__", noted)
     return made
+
+
+class Loading:
+    """While it is held up, nodes read no layers."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._open.set()
+
+    def hold(self) -> None:
+        self._open.clear()
+
+    def go_on(self) -> None:
+        self._open.set()
+
+    def pass_through(self) -> None:
+        assert self._open.wait(30)
+
+
+@pytest.fixture
+def loading(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loading]:
+    loading, load = Loading(), StageLoader.load
+
+    def held_up(*args: Any, **kwargs: Any) -> Any:
+        loading.pass_through()
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(StageLoader, "load", held_up)
+    yield loading
+    loading.go_on()

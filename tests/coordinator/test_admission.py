@@ -62,18 +62,18 @@ async def test_whoever_gives_up_waiting_lets_those_behind_it_in(
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, min_nodes=2) as cluster:
             await two_nodes(cluster, 640)
-            admission = inside(cluster).generator.scheduler.admission
+            within = inside(cluster)
             gate.close_after(3)
             async with trio.open_nursery() as nursery:
                 first = await begin(cluster, nursery, greedy(prompt, 200))
-                await cluster.until(lambda _: len(admission.running) == 1)
+                await cluster.until(lambda _: len(within.running) == 1)
                 async with trio.open_nursery() as impatient:
                     await begin(cluster, impatient, greedy(prompt, 400))
-                    await cluster.until(lambda _: len(admission.waiting) == 1)
+                    await cluster.until(lambda _: len(within.waiting) == 1)
                     second = await begin(cluster, nursery, greedy(prompt, 8))
-                    await cluster.until(lambda _: len(admission.waiting) == 2)
+                    await cluster.until(lambda _: len(within.waiting) == 2)
                     impatient.cancel_scope.cancel()
-                await cluster.until(lambda _: len(admission.running) == 2)
+                await cluster.until(lambda _: len(within.running) == 2)
                 gate.open()
             assert await first.result()
             assert await second.result()
@@ -99,7 +99,7 @@ async def test_a_chunk_that_fails_voids_those_behind_it(
     model: Path, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They leave a gap, which must not end the session, nor have it go on twice."""
-    monkeypatch.setattr("core.coordinator.pace.MOST_ROWS", 10)
+    monkeypatch.setattr("core.coordinator.chunk_sizing.MAX_ROWS", 10)
     run, failed = Stage.run, list[int]()
 
     def faulty(stage: Stage, hidden: torch.Tensor, segments: Any, **kwargs: Any) -> torch.Tensor:

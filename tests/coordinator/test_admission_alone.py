@@ -5,37 +5,89 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
 from core.coordinator.admission import Admission
 from core.coordinator.decoding import Decoding
 from core.coordinator.route import Route
 from core.coordinator.session import Session
-from core.coordinator.telemetry import Telemetry
+from core.coordinator.waiting_queue import WaitingQueue
+from core.errors import RequestError
 
 BUDGET = 2560
 HALF = 1280
 
 
-def session(number: int, max_tokens: int, *, bounded: bool) -> Session:
-    told = SimpleNamespace(
-        max_tokens=max_tokens,
-        bounded=bounded,
-        tokens=0,
-        wants_prompt_logprobs=False,
-        speculation=SimpleNamespace(drafted=0, accepted=0),
+class Counted:
+    """How often sessions were begun, and how often one has left."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.left = 0
+
+    def begin(self, session: Session) -> None:
+        self.begun.append(session.number)
+
+    def leave(self) -> None:
+        self.left += 1
+
+
+def admission_to(queue: WaitingQueue, counted: Counted) -> Admission:
+    route = SimpleNamespace(
+        kv_tokens=BUDGET, kv_capacity=BUDGET, is_settled=True, failure=None, epoch=1, hops=[SimpleNamespace(number=1)]
     )
-    return Session(number, range(10), cast(Decoding, told))
+    return Admission(
+        cast(Route, route), queue, counted.begin, counted.leave, max_sessions=8, keeps=False, rolls_back=True
+    )
+
+
+def session(number: int, max_tokens: int, *, bounded: bool) -> Session:
+    decoding = SimpleNamespace(max_tokens=max_tokens, bounded=bounded, prompt_logprobs_asked=None)
+    return Session(number, range(10), cast(Decoding, decoding))
+
+
+def reserved(session: Session) -> int:
+    return session.place.reserved if session.place is not None else 0
 
 
 async def test_nothing_is_reserved_for_one_that_left_while_it_waited_for_more_room() -> None:
-    admission = Admission(max_sessions=8, keeps=False, rolls_back=True, telemetry=Telemetry())
-    admission.open(cast(Route, SimpleNamespace(kv_tokens=BUDGET, epoch=1)), lambda _: None)
-    growing, other = session(1, 10_000, bounded=False), session(2, HALF - 20, bounded=True)
+    queue, counted = WaitingQueue(), Counted()
+    admission = admission_to(queue, counted)
+    growing, other = session(1, BUDGET - 10, bounded=False), session(2, HALF - 20, bounded=True)
     for each in (growing, other):
-        await admission.enter(each)
-    assert (growing.reserved, other.reserved, admission.budget.reserved) == (HALF, HALF, BUDGET)
+        queue.add(each, deadline=60)
+    admission.admit()
+    assert counted.begun == [1, 2]
+    assert (reserved(growing), reserved(other), admission.budget.reserved) == (HALF, HALF, BUDGET)
     growing.tokens += range(HALF)
     assert not admission.has_room(growing)
     for each in (growing, other):
-        each.over = True
+        each.leave("cancelled")
         admission.leave(each)
-    assert (admission.running, admission.budget.reserved) == ({}, 0)
+    admission.admit()
+    assert (admission.running, admission.budget.reserved, counted.left) == ({}, 0, 2)
+    assert counted.begun == [1, 2]
+
+
+async def test_one_that_outgrows_all_memory_is_refused_before_it_waits_for_it() -> None:
+    queue, counted = WaitingQueue(), Counted()
+    admission = admission_to(queue, counted)
+    large, small = session(1, 2 * BUDGET, bounded=True), session(2, 10, bounded=True)
+    for each in (large, small):
+        queue.add(each, deadline=60)
+    admission.admit()
+    assert isinstance(large.failure, RequestError)
+    assert large.failure.code == "context_length_exceeded"
+    assert counted.begun == [2]
+    assert queue.sessions == []
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_nobody_is_let_onto_a_route_that_is_closed(is_open: bool) -> None:
+    queue, counted = WaitingQueue(), Counted()
+    admission = admission_to(queue, counted)
+    if not is_open:
+        admission.close()
+    queue.add(session(1, 10, bounded=True), deadline=60)
+    admission.admit()
+    assert counted.begun == ([1] if is_open else [])

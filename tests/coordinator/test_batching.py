@@ -71,8 +71,8 @@ async def test_sessions_share_batches_and_stages_work_at_once(model: Path, promp
 async def test_a_prompt_in_chunks_lets_decode_steps_pass(
     model: Path, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("core.coordinator.pace.MOST_ROWS", 10)
-    monkeypatch.setattr("core.coordinator.pace.FEWEST_ROWS", 2)
+    monkeypatch.setattr("core.coordinator.chunk_sizing.MAX_ROWS", 10)
+    monkeypatch.setattr("core.coordinator.chunk_sizing.MIN_ROWS", 2)
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a", "b", speculation=False, prefix_cache=False) as cluster:
             await cluster.ready()
@@ -98,7 +98,7 @@ async def test_whoever_does_not_fit_waits_its_turn(model: Path, prompt: tuple[in
             await cluster.ready()
             order: list[str] = []
             waiting: list[str] = []
-            admission = inside(cluster).generator.scheduler.admission
+            within = inside(cluster)
 
             async def one(name: str, client: str) -> None:
                 async with cluster.coordinator.generate(greedy(prompt, 30, client)) as generation:
@@ -114,7 +114,7 @@ async def test_whoever_does_not_fit_waits_its_turn(model: Path, prompt: tuple[in
                 for name, client in (("second", "greedy"), ("third", "greedy"), ("first", "modest")):
                     nursery.start_soon(one, name, client)
                     waiting.append(name)
-                    await cluster.until(lambda _: len(admission.waiting) == len(waiting))
+                    await cluster.until(lambda _: len(within.waiting) == len(waiting))
                 assert order == []
             assert sorted(order) == ["first", "second", "third"]
             assert order.index("first") < order.index("third"), "the clients in turn"
@@ -123,7 +123,8 @@ async def test_whoever_does_not_fit_waits_its_turn(model: Path, prompt: tuple[in
 async def test_too_many_that_wait_and_too_long_a_wait_are_refused(
     model: Path, prompt: tuple[int, ...], clock: Any, inside: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("core.coordinator.admission.MAX_WAITING", 1)
+    for module in ("router", "waiting_queue"):
+        monkeypatch.setattr(f"core.coordinator.{module}.MAX_WAITING", 1)
     refusals: list[str] = []
 
     async def wait(cluster: MemoryCluster) -> None:
@@ -135,11 +136,11 @@ async def test_too_many_that_wait_and_too_long_a_wait_are_refused(
         async with memory_cluster(model, "a", max_sessions=1) as cluster:
             await cluster.ready()
             async with cluster.coordinator.generate(greedy(prompt, 200)), trio.open_nursery() as nursery:
-                admission = inside(cluster).generator.scheduler.admission
+                within = inside(cluster)
                 nursery.start_soon(wait, cluster)
-                await cluster.until(lambda _: len(admission.waiting) == 1)
+                await cluster.until(lambda _: len(within.waiting) == 1)
                 await wait(cluster)
-                await cluster.until(lambda _: all(session.is_ahead for session in admission.running.values()))
+                await cluster.until(lambda _: all(session.is_ahead for session in within.running.values()))
                 await pass_time(clock, 121)
             assert "1 requests are waiting" in refusals[0]
             assert "no room within 120 s: beside 1 running and 0 waiting" in refusals[1]
@@ -291,7 +292,7 @@ async def deltas_of(cluster: MemoryCluster, request: GenerationRequest) -> list[
 async def test_a_prompts_log_probabilities_are_the_oracles(
     model: Path, prompt: tuple[int, ...], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("core.coordinator.pace.MOST_ROWS", rows)
+    monkeypatch.setattr("core.coordinator.chunk_sizing.MAX_ROWS", rows)
     logits = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)(torch.tensor([prompt])).logits[0]
     expected = logits.log_softmax(1)[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist()
     with trio.fail_after(SECONDS):

@@ -66,14 +66,14 @@ async def test_while_it_waits_for_room(
     model: Path, prompt: tuple[int, ...], inside: Any, clock: MockClock, stages: list[Stage]
 ) -> None:
     async with ready_cluster(model, max_sessions=1) as cluster:
-        admission = inside(cluster).generator.scheduler.admission
+        within = inside(cluster)
         running = GenerationRequest(prompt, max_tokens=400, temperature=0)
         async with cluster.coordinator.generate(running), trio.open_nursery() as nursery:
-            await cluster.until(lambda _: all(session.is_ahead for session in admission.running.values()))
+            await cluster.until(lambda _: all(session.is_ahead for session in within.running.values()))
             nursery.start_soon(Bounded(cluster, bounded(prompt)).run, "waiting for room beside 1 running and 0 waiting")
-            await cluster.until(lambda _: len(admission.waiting) == 1)
+            await cluster.until(lambda _: len(within.waiting) == 1)
             await pass_time(clock, MAX_TIME)
-        assert admission.waiting == []
+        assert within.waiting == []
         await nothing_is_left(cluster, stages)
 
 
@@ -94,7 +94,7 @@ async def test_while_a_stage_computes(
     stages: list[Stage],
 ) -> None:
     """It ends at once, and what it holds is freed when the batch that is under way has passed."""
-    monkeypatch.setattr("core.coordinator.pace.MOST_ROWS", 7)
+    monkeypatch.setattr("core.coordinator.chunk_sizing.MAX_ROWS", 7)
     async with ready_cluster(model, speculation=False) as cluster:
         gate.close_after(3 * batches)
         late = Bounded(cluster, bounded(prompt))
@@ -102,11 +102,11 @@ async def test_while_a_stage_computes(
             nursery.start_soon(late.run, complaint)
             await cluster.until(lambda _: gate.waiting)
             await pass_time(clock, MAX_TIME)
-        assert inside(cluster).route.under_way >= 1
+        assert inside(cluster).route.in_flight >= 1
         assert (late.tokens > 0) == (batches == 5)
         gate.open()
         await nothing_is_left(cluster, stages)
-        assert inside(cluster).route.under_way == 0
+        assert inside(cluster).route.in_flight == 0
 
 
 async def test_while_its_reader_does_not_read(
@@ -114,8 +114,8 @@ async def test_while_its_reader_does_not_read(
 ) -> None:
     async with ready_cluster(model) as cluster, trio.open_nursery() as nursery:
         nursery.start_soon(Bounded(cluster, bounded(prompt), reads=False).run, "tokens were decoded")
-        admission = inside(cluster).generator.scheduler.admission
-        await cluster.until(lambda _: any(session.is_ahead for session in admission.running.values()))
+        within = inside(cluster)
+        await cluster.until(lambda _: any(session.is_ahead for session in within.running.values()))
         await pass_time(clock, MAX_TIME)
         await nothing_is_left(cluster, stages)
 
@@ -152,7 +152,7 @@ async def test_a_time_that_is_up_before_anything_runs(
 async def test_what_was_prefilled_is_kept_for_a_second_try(
     model: Path, prompt: tuple[int, ...], clock: MockClock, gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("core.coordinator.pace.MOST_ROWS", 18)
+    monkeypatch.setattr("core.coordinator.chunk_sizing.MAX_ROWS", 18)
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a") as cluster, trio.open_nursery() as nursery:
             await cluster.ready()

@@ -13,13 +13,14 @@ from trio.testing import MockClock
 
 from core import DType, Linear, Quantizer
 from core.coordinator.builder import STALL_SECONDS
-from core.coordinator.supervisor import FAILED_SECONDS
+from core.coordinator.members import FAILED_SECONDS
 from core.errors import ChannelClosed, ConfigError
 from core.link import Link
 from core.node.agent import run_node
 from core.node.settings import NodeSettings
 from core.node.state import Activity
 from core.plugins import PluginHost
+from core.protocol.fields import Segment, Tensor
 from core.protocol.messages import (
     PROTOCOL_VERSION,
     Assignment,
@@ -36,8 +37,6 @@ from core.protocol.messages import (
     Ping,
     Release,
     RunDecode,
-    Segment,
-    Tensor,
 )
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster, pass_time, plugins_on
@@ -69,7 +68,7 @@ async def expect_to_be_cut_off(link: Link, code: str) -> str:
 
 async def test_as_many_nodes_as_are_needed_hold_the_layers_and_the_others_are_spare(model: Path) -> None:
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, min_nodes=1, max_nodes=2) as cluster:
+        async with memory_cluster(model, min_nodes=1, max_nodes=2, rebalance=False) as cluster:
             await cluster.start_node("a", max_memory=HALF)
             await cluster.until(lambda status: "does not fit" in status.detail)
             await cluster.start_node("b", max_memory=HALF)
@@ -93,26 +92,40 @@ async def test_min_nodes_all_get_layers(model: Path, count: int) -> None:
 
 async def test_a_node_that_a_plan_leaves_out_lets_go_of_its_layers(model: Path, prompt: tuple[int, ...]) -> None:
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, min_nodes=1) as cluster:
+        async with memory_cluster(model, min_nodes=1, rebalance=False) as cluster:
             await cluster.start_node("a", max_memory=HALF)
             await cluster.start_node("b", max_memory=HALF)
             await cluster.ready()
+            await cluster.text(prompt, 20)
+            await cluster.until(lambda status: status.kv.kept > 0 and status.nodes[0].kv_tokens > len(prompt))
             await cluster.start_node("large")
-            async with cluster.generating(prompt, max_tokens=400):
-                await cluster.until(lambda status: status.nodes[0].kv_tokens > len(prompt))
-                cluster.stop_node("b")
-            status = await cluster.ready(after_epoch=1)
-            assert layers_of(cluster) == {"a": None, "large": (0, 6)}
+            await cluster.coordinator.rebalance()
+            await cluster.ready(after_epoch=1)
+            status = await cluster.until(lambda status: [n.state for n in status.nodes] == ["spare", "spare", "ready"])
+            assert layers_of(cluster) == {"a": None, "b": None, "large": (0, 6)}
             assert "spare" in status.left_out["a"]
-            assert len(sent_by(cluster.machine, "RELEASE")) == 1
+            await cluster.until(lambda _: len(sent_by(cluster.machine, "RELEASE")) == 2)
             status = await cluster.until(lambda status: status.nodes[0].kv_tokens == 0)
             spare = status.nodes[0]
-            assert (spare.state, spare.weight_bytes, spare.sessions, spare.kv_bytes) == ("spare", 0, 0, 0)
-            await cluster.start_node("b", max_memory=HALF)
+            assert (spare.weight_bytes, spare.sessions, spare.kv_bytes) == (0, 0, 0)
+            await cluster.until(lambda _: len(sent_by(cluster.machine, "KEEP_LAYERS")) == 2)
             cluster.stop_node("large")
             await cluster.ready(after_epoch=2)
             loads = sent_by(cluster.machines["a"], "LOAD_COMPLETE")
             assert [load["read_bytes"] > 0 for load in loads] == [True, True], "it had let go of them"
+
+
+async def test_a_spare_node_is_spare_no_more_when_nobody_serves(model: Path) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, min_nodes=1, rebalance=False) as cluster:
+            for node_id in ("a", "b"):
+                await cluster.start_node(node_id, max_memory=HALF)
+            await cluster.ready()
+            await cluster.start_node("small", max_memory=2**16)
+            assert [node.state for node in cluster.coordinator.status().nodes] == ["ready", "ready", "spare"]
+            cluster.stop_node("b")
+            status = await cluster.until(lambda status: "does not fit" in status.detail)
+            assert [(node.node_id, node.state, node.detail) for node in status.nodes][1] == ("small", "idle", "")
 
 
 async def test_one_id_is_one_node(model: Path, prompt: tuple[int, ...], oracle: str) -> None:
@@ -132,7 +145,7 @@ async def test_one_id_is_one_node(model: Path, prompt: tuple[int, ...], oracle: 
 async def test_a_node_that_joins_again_takes_its_old_place(model: Path, prompt: tuple[int, ...], oracle: str) -> None:
     """Its old connection seems alive to the coordinator, as after a cut cable."""
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a", "b") as cluster:
+        async with memory_cluster(model, "a", "b", rebalance=False) as cluster:
             await cluster.ready()
             cluster.machines["b"].unplug()
             cluster.stop_node("b")
@@ -242,7 +255,7 @@ async def test_a_node_of_another_version_ends_with_the_reason(model: Path, monke
                 await run_node(settings, plugins_on(Machine(cluster.network)), Activity())
 
 
-@pytest.mark.parametrize("first", [Ping(1), HelloAck(1), LoadComplete(1, 1, 1, 1, 1.0), None], ids=repr)
+@pytest.mark.parametrize("first", [Ping(1), HelloAck(1), LoadComplete(1, 1, 1, 1.0), None], ids=repr)
 async def test_a_stranger_is_refused(model: Path, clock: MockClock, first: Message | None) -> None:
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a") as cluster:
@@ -331,7 +344,7 @@ async def test_what_a_member_says_after_it_left_goes_nowhere(model: Path, inside
             [member] = inside(cluster).members.all()
             cluster.stop_node("a")
             await cluster.until(lambda status: not status.nodes)
-            member.post(LoadComplete(1, 1, 1, 1, 1.0))
+            member.post(LoadComplete(1, 1, 1, 1.0))
 
 
 async def test_who_leaves_on_purpose_is_gone_at_once(model: Path) -> None:

@@ -6,14 +6,16 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import trio
 from trio.testing import MockClock
 
-from core.coordinator.supervisor import DRAIN_SECONDS
+from core.coordinator.pauses import DRAIN_SECONDS
 from core.errors import ChannelClosed, NotReady, RouteError
+from core.interfaces.engine import GenerationRequest
 from core.node.state import Duty
-from core.protocol.messages import Leave, Pause, Release
+from core.protocol.messages import Assignment, Leave, Pause, Release
 from core.runtime.stage import Stage
 from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster, pass_time
 
@@ -31,18 +33,17 @@ def layers_of(cluster: MemoryCluster) -> dict[str, tuple[int, int] | None]:
 
 async def test_layers_of_a_node_that_pauses_go_to_another(model: Path, prompt: tuple[int, ...], oracle: str) -> None:
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a", max_nodes=1) as cluster:
+        async with memory_cluster(model, "a", max_nodes=1, rebalance=False) as cluster:
             await cluster.ready()
             await cluster.start_node("b")
             cluster.duties["a"].pause("this machine runs on battery")
-            await cluster.ready(after_epoch=1)
+            await cluster.until(lambda _: states(cluster) == {"a": "paused", "b": "ready"})
             assert layers_of(cluster) == {"a": None, "b": (0, 6)}
-            assert states(cluster) == {"a": "paused", "b": "ready"}
             assert cluster.coordinator.status().left_out["a"] == "it is paused: this machine runs on battery"
             assert await cluster.text(prompt, TOKENS) == oracle
 
 
-async def test_a_node_that_pauses_lets_go_of_what_it_holds(model: Path, stages: list[Stage]) -> None:
+async def test_a_node_that_pauses_lets_go_of_what_it_holds(model: Path) -> None:
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a") as cluster:
             await cluster.ready()
@@ -51,7 +52,9 @@ async def test_a_node_that_pauses_lets_go_of_what_it_holds(model: Path, stages: 
             assert (status.nodes[0].weight_bytes, status.nodes[0].layers) == (0, None)
             cluster.duties["a"].resume()
             await cluster.ready(after_epoch=1)
-            assert len(stages) == 2, "it had let go of the first"
+            messages = map(msgpack.unpackb, cluster.machines["a"].sent)
+            loads = [message["payload"] for message in messages if message["type"] == "LOAD_COMPLETE"]
+            assert [load["read_bytes"] > 0 for load in loads] == [True, True]
 
 
 async def test_without_the_node_that_pauses_the_cluster_says_what_it_waits_for(
@@ -72,21 +75,24 @@ async def test_without_the_node_that_pauses_the_cluster_says_what_it_waits_for(
             assert await cluster.text(prompt, TOKENS) == oracle
 
 
-async def test_what_runs_is_finished_before_a_node_pauses(
-    model: Path, prompt: tuple[int, ...], oracle: str, gate: Any
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_what_runs_is_finished_before_a_node_pauses_or_leaves_that_nobody_can_stand_in_for(
+    model: Path, prompt: tuple[int, ...], oracle: str, gate: Any, leaves: bool
 ) -> None:
+    parts = "leaves" if leaves else "pauses"
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a") as cluster:
             await cluster.ready()
             gate.close_after(3)
             async with cluster.generating(prompt, TOKENS) as running:
-                cluster.duties["a"].pause("a game")
-                await cluster.until(lambda status: "pauses, what runs is finished first: a game" in status.detail)
+                duty = cluster.duties["a"]
+                (duty.leave if leaves else duty.pause)("a game")
+                await cluster.until(lambda status: f"{parts}, what runs is finished first: a game" in status.detail)
                 with pytest.raises(NotReady, match="a game"):
                     await cluster.text(prompt, 1)
                 gate.open()
                 assert await running.result() == oracle
-            await cluster.until(lambda status: status.nodes[0].state == "paused")
+            await cluster.until(lambda status: [node.state for node in status.nodes] == ["paused"] * (not leaves))
 
 
 async def test_a_pause_that_is_taken_back_in_time_changes_nothing(
@@ -107,21 +113,27 @@ async def test_a_pause_that_is_taken_back_in_time_changes_nothing(
             assert (status.route_epoch, status.nodes[0].state) == (1, "ready")
 
 
+@pytest.mark.parametrize("recovery_time", [0, 120])
 async def test_a_node_that_pauses_does_not_wait_for_ever(
-    model: Path, prompt: tuple[int, ...], gate: Any, clock: MockClock
+    model: Path, prompt: tuple[int, ...], oracle: str, gate: Any, clock: MockClock, recovery_time: float
 ) -> None:
+    """What still runs on it then ends, or waits for layers to be there again."""
     with trio.fail_after(SECONDS + DRAIN_SECONDS):
-        async with memory_cluster(model, "a") as cluster:
+        async with memory_cluster(model, "a", recovery_time=recovery_time) as cluster:
             await cluster.ready()
             gate.close_after(3)
             async with cluster.generating(prompt, TOKENS) as running:
                 cluster.duties["a"].pause("a game")
                 await cluster.until(lambda status: "a game" in status.detail)
                 await pass_time(clock, DRAIN_SECONDS)
-                with pytest.raises(RouteError, match="node 'a' is paused: a game"):
-                    await running.result()
-            gate.open()
-            await cluster.until(lambda status: status.nodes[0].state == "paused")
+                if not recovery_time:
+                    with pytest.raises(RouteError, match="node 'a' is paused: a game"):
+                        await running.result()
+                gate.open()
+                await cluster.until(lambda status: status.nodes[0].state == "paused")
+                if recovery_time:
+                    cluster.duties["a"].resume()
+                    assert await running.result() == oracle
 
 
 async def test_a_node_that_pauses_while_it_loads_is_planned_around(model: Path) -> None:
@@ -129,8 +141,9 @@ async def test_a_node_that_pauses_while_it_loads_is_planned_around(model: Path) 
         async with memory_cluster(model, min_nodes=1) as cluster, cluster.join("slow", free_memory=2**26) as slow:
             await cluster.until(lambda status: status.state == "loading")
             await slow.send(Pause("a game"))
-            while not isinstance((await slow.receive()).message, Release):
-                pass
+            with trio.fail_after(DRAIN_SECONDS / 2):  # there is nothing to be finished first
+                while not isinstance((await slow.receive()).message, Release):
+                    pass
             await cluster.start_node("quick")
             await cluster.ready(after_epoch=1)
             assert layers_of(cluster) == {"slow": None, "quick": (0, 6)}
@@ -149,22 +162,24 @@ async def test_a_node_may_join_paused(model: Path) -> None:
             await cluster.ready()
 
 
-async def test_a_node_that_leaves_ends_what_runs_on_it_and_then_ends(
-    model: Path, prompt: tuple[int, ...], oracle: str, gate: Any, stages: list[Stage]
+async def test_what_runs_on_a_node_that_leaves_moves_to_another(
+    model: Path, prompt: tuple[int, ...], stages: list[Stage]
 ) -> None:
+    """Its reader has not caught up: so it is in the middle of its text when the next route is there."""
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a", max_nodes=1) as cluster:
+        async with memory_cluster(model, "a", max_nodes=1, rebalance=False) as cluster:
             await cluster.ready()
+            whole = await cluster.text(prompt, 400)
             await cluster.start_node("b")
-            gate.close_after(3)
-            async with cluster.generating(prompt, TOKENS) as running:
+            request = GenerationRequest(prompt, max_tokens=400, temperature=0)
+            async with cluster.coordinator.generate(request) as generation:
+                deltas = aiter(generation)
+                text = (await anext(deltas)).text
                 cluster.duties["a"].leave("its user quit")
-                await cluster.until(lambda status: "what runs is finished first: its user quit" in status.detail)
-                gate.open()
-                assert await running.result() == oracle
-            await cluster.until(lambda status: [node.node_id for node in status.nodes] == ["b"])
-            await cluster.ready(after_epoch=1)
-            assert await cluster.text(prompt, TOKENS) == oracle
+                await cluster.until(lambda status: [node.node_id for node in status.nodes] == ["b"])
+                text += "".join([delta.text async for delta in deltas])
+            assert text == whole
+            assert len(stages[0].caches) == 0
 
 
 @pytest.mark.parametrize(
@@ -182,6 +197,24 @@ async def test_to_lose_an_idle_node_on_purpose_is_no_warning(
             status = await cluster.until(lambda status: "must join" in status.detail)
             assert status.detail == f"{told}; 1 more node must join"
     assert f"route 1 ended: {told}" in caplog.messages
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+async def test_a_node_that_pauses_before_it_has_taken_over_is_no_warning(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with trio.fail_after(SECONDS):
+        async with (
+            memory_cluster(model, "a", max_nodes=1, rebalance=False) as cluster,
+            cluster.join("slow", free_memory=2**26, max_memory_bytes=2**26) as slow,
+        ):
+            await cluster.ready()
+            cluster.duties["a"].pause("a game")
+            assert isinstance((await slow.receive()).message, Assignment)
+            await slow.send(Pause("a game here too"))
+            await cluster.until(lambda _: states(cluster) == {"a": "paused", "slow": "paused"})
+    assert "the next route could not be made: node 'slow' is paused: a game here too" in caplog.messages
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
 
@@ -226,7 +259,7 @@ async def test_a_node_that_leaves_waits_no_longer_than_it_was_told(
     model: Path, prompt: tuple[int, ...], gate: Any
 ) -> None:
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a") as cluster:
+        async with memory_cluster(model, "a", recovery_time=0) as cluster:
             await cluster.ready()
             gate.close_after(3)
             async with cluster.generating(prompt, TOKENS) as running:

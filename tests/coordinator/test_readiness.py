@@ -13,10 +13,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from core.coordinator import live
 from core.coordinator.head import Head
-from core.coordinator.supervisor import FAILED_SECONDS, RETRY_SECONDS
+from core.coordinator.members import FAILED_SECONDS
+from core.coordinator.supervisor import RETRY_SECONDS, State, Supervisor
 from core.errors import NotReady, StageError
 from core.interfaces.checkpoint import Source
 from core.interfaces.engine import GenerationRequest
+from core.interfaces.planner import Plan, PlanRequest, StagePlan
 from core.plugins import PluginHost
 from core.runtime.model import Model
 from core.runtime.stage import Stage
@@ -93,7 +95,7 @@ async def test_a_model_that_does_not_fit_is_waited_for_with_the_bytes_that_are_m
 async def test_ready_means_that_a_token_came_out(model: Path, gate: Any) -> None:
     gate.close_after(0)
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a", "b") as cluster:
+        async with memory_cluster(model, "a", "b", recovery_time=0) as cluster:
             await cluster.until(lambda _: gate.arrived == 1)
             await wait_all_tasks_blocked(0.05)
             status = cluster.coordinator.status()
@@ -105,6 +107,24 @@ async def test_ready_means_that_a_token_came_out(model: Path, gate: Any) -> None
             assert gate.arrived == 2, "one token through two stages"
             assert [node.state for node in status.nodes] == ["ready", "ready"]
             await cluster.until(lambda status: all(node.sessions == 0 for node in status.nodes))
+
+
+async def test_whoever_comes_while_a_route_is_made_waits_for_it(model: Path, gate: Any) -> None:
+    gate.close_after(0)
+    texts: list[str] = []
+
+    async def generate(cluster: MemoryCluster) -> None:
+        texts.append(await cluster.text((5, 6, 7), 4))
+
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", "b") as cluster:
+            await cluster.until(lambda _: gate.arrived == 1)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(generate, cluster)
+                await cluster.until(lambda status: [each.phase for each in status.generations] == ["waiting"])
+                assert cluster.coordinator.status().state == "loading"
+                gate.open()
+            assert texts == [await cluster.text((5, 6, 7), 4)]
 
 
 @pytest.mark.parametrize("fault", ["a stage fails", "logits are not finite", "rows of another width"])
@@ -120,14 +140,14 @@ async def test_a_route_that_fails_its_proof_is_not_ready_and_says_why(
         return result * float("nan") if fault == "logits are not finite" else result[:, :-1]
 
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, min_nodes=1) as cluster:
+        async with memory_cluster(model, min_nodes=1, recovery_time=0) as cluster:
             with monkeypatch.context() as patch:
                 patch.setattr(Stage, "run", faulty)
                 await cluster.start_node("a")
                 await cluster.until(lambda status: "failed its proof" in status.detail)
                 words = {"a stage fails": "the fan has stopped", "logits are not finite": "not finite"}
-                assert words.get(fault, "x 63 came back") in str(await refusal(cluster))
-            await pass_time(clock, 6)
+                assert words.get(fault, "hidden states of 1 x 63") in str(await refusal(cluster))
+            await pass_time(clock, FAILED_SECONDS + 1)
             status = await cluster.ready()
             assert status.detail == ""
             assert await cluster.text((5, 6, 7), 1)
@@ -137,8 +157,8 @@ async def test_the_proof_asks_the_head_too(model: Path, monkeypatch: pytest.Monk
     checked = []
     check = Head.check
 
-    def noted(head: Head, hidden: Any) -> None:
-        check(head, hidden)
+    def noted(head: Head, hidden: Any, node: str) -> None:
+        check(head, hidden, node)
         checked.append((hidden.rows, hidden.width))
 
     monkeypatch.setattr(Head, "check", noted)
@@ -178,6 +198,39 @@ async def test_whatever_a_planner_raises_is_told_with_its_name(
                 await cluster.until(lambda status: "'balanced' failed: ZeroDivisionError" in status.detail)
             await pass_time(clock, FAILED_SECONDS + 1)
             await cluster.ready()
+
+
+async def test_a_route_that_breaks_while_a_better_plan_is_made_is_not_said_to_serve(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, said = threading.Event(), threading.Event(), list[str]()
+    planner = type(PluginHost.installed().planners.get("balanced"))
+    plan, become = planner.plan, Supervisor._become
+
+    def slow(self: Any, request: PlanRequest) -> Plan:
+        if request.in_haste:
+            return plan(self, request)
+        begun.set()
+        assert go_on.wait(SECONDS)
+        return Plan((StagePlan("b", 0, 6, sum(request.layer_bytes)),))
+
+    def noted(self: Supervisor, state: State, detail: str) -> None:
+        said.append(detail)
+        become(self, state, detail)
+
+    monkeypatch.setattr(planner, "plan", slow)
+    monkeypatch.setattr(Supervisor, "_become", noted)
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", max_nodes=1, rebalance=False) as cluster:
+            await cluster.ready()
+            await cluster.start_node("b")
+            await cluster.coordinator.rebalance()
+            await cluster.until(lambda _: begun.is_set())
+            cluster.stop_node("a")
+            await cluster.until(lambda status: status.state == "waiting")
+            go_on.set()
+            await cluster.ready(after_epoch=1)
+            assert [detail for detail in said if "beside the one that serves" in detail] == []
 
 
 async def test_after_a_route_broke_as_many_nodes_are_required_as_before_it(model: Path) -> None:

@@ -10,11 +10,13 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from core.coordinator.members import Member
-from core.coordinator.route import Hop, Route
-from core.errors import ProtocolError, RouteError
+from core.coordinator.hop import Hop
+from core.coordinator.members import Member, MemberState
+from core.coordinator.route import STALL_SECONDS, Route
+from core.errors import ProtocolError, RouteError, StageError
 from core.link import Link
 from core.protocol.codec import Packet
+from core.protocol.fields import Segment, Tensor
 from core.protocol.messages import (
     PROTOCOL_VERSION,
     Hello,
@@ -22,9 +24,8 @@ from core.protocol.messages import (
     InferenceError,
     LoadProgress,
     PeerConnected,
+    PeerLost,
     RunPrefill,
-    Segment,
-    Tensor,
 )
 
 ROW = Tensor("fp32", 1, 1, bytes(4))
@@ -41,7 +42,7 @@ class Empty:
 
 def route_over(link: object) -> tuple[Member, Route]:
     member = cast(Member, SimpleNamespace(node_id="a", link=link))
-    return member, Route(1, [Hop(member, range(1))])
+    return member, Route(1, [Hop(1, member, range(1))])
 
 
 class Full:
@@ -57,18 +58,18 @@ async def test_an_answer_to_a_batch_that_was_never_sent_harms_nobody() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(route.submit, BATCH)
             await wait_all_tasks_blocked()
-            await route.take(member, Packet(InferenceError(1, "I guess what comes"), request_id="1"))
+            await route.take(member, 1, Packet(InferenceError(1, "I guess what comes"), request_id="1"))
             nursery.cancel_scope.cancel()
-    assert route.under_way == 0
+    assert route.in_flight == 0
 
 
 async def test_only_the_last_hop_answers() -> None:
     first, last = (cast(Member, SimpleNamespace(node_id=name, link=Empty())) for name in ("a", "b"))
-    route = Route(1, [Hop(first, range(1)), Hop(last, range(1, 2))])
+    route = Route(1, [Hop(1, first, range(1)), Hop(2, last, range(1, 2))])
     await route.submit(BATCH)
     with pytest.raises(ProtocolError, match="'a' sent a HIDDEN_STATE that is not its to send"):
-        await route.take(first, Packet(ANSWER, request_id="1"))
-    assert route.under_way == 1
+        await route.take(first, 1, Packet(ANSWER, request_id="1"))
+    assert route.in_flight == 1
 
 
 async def test_work_on_an_answer_begins_while_that_is_taken() -> None:
@@ -79,7 +80,7 @@ async def test_work_on_an_answer_begins_while_that_is_taken() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(route.answer, ticket, begin=begun.append))
             await wait_all_tasks_blocked()
-            await route.take(member, Packet(ANSWER, request_id="1"))
+            await route.take(member, 1, Packet(ANSWER, request_id="1"))
             assert begun == [ANSWER]
             ticket.done.set()
 
@@ -94,13 +95,15 @@ async def test_work_on_an_answer_that_came_before_anybody_waited_begins_then() -
 
     with trio.fail_after(10):
         ticket = await route.submit(BATCH)
-        await route.take(member, Packet(ANSWER, request_id="1"))
+        await route.take(member, 1, Packet(ANSWER, request_id="1"))
         assert await route.answer(ticket, begin=begin) is ANSWER
     assert begun == [ANSWER]
 
 
 async def test_a_node_that_says_other_things_is_waited_for_no_longer(autojump_clock: MockClock) -> None:
     member = Member(Hello(PROTOCOL_VERSION, "a"), cast(Link, None))
+    hop = Hop(1, member, range(1))
+    member.add(hop)
 
     async def chatter() -> None:
         while True:
@@ -110,6 +113,87 @@ async def test_a_node_that_says_other_things_is_waited_for_no_longer(autojump_cl
     async with trio.open_nursery() as nursery:
         nursery.start_soon(chatter)
         with pytest.raises(RouteError, match="no answer within 30 s"), trio.fail_after(31):
-            await member.answer(1, PeerConnected, within=30)
+            await hop.answer(PeerConnected, within=30)
         nursery.cancel_scope.cancel()
-    assert member.state == "failed"
+    member.drop(hop)
+    assert member.state is MemberState.FAILED
+
+
+def route_of_two() -> tuple[Member, Member, Noted, Route]:
+    first, last = (cast(Member, SimpleNamespace(node_id=name, link=Noted())) for name in ("a", "b"))
+    route = Route(1, [Hop(1, first, range(1)), Hop(2, last, range(1, 2))])
+    return first, last, cast(Noted, last.link), route
+
+
+class Noted:
+    """A link that notes what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    async def send(self, message: Any, request_id: str = "") -> None:
+        await trio.lowlevel.checkpoint()
+        self.sent.append(message)
+
+
+ONWARD = RunPrefill(2, BATCH.segments, ROW)
+
+
+async def test_a_batch_is_relayed_once_and_only_while_it_is_in_flight() -> None:
+    first, last, link, route = route_of_two()
+    await route.take(first, 2, Packet(ONWARD, request_id="1"))
+    assert link.sent == [], "nothing was in flight"
+    await route.submit(BATCH)
+    await route.take(first, 2, Packet(ONWARD, request_id="1"))
+    assert link.sent == [ONWARD]
+    with pytest.raises(ProtocolError, match="'a' sent a RUN_PREFILL that is not the one it was given"):
+        await route.take(first, 2, Packet(ONWARD, request_id="1"))
+    await route.take(last, 2, Packet(HiddenState(2, ROW), request_id="1"))
+    await route.take(first, 2, Packet(ONWARD, request_id="1"))
+    assert link.sent == [ONWARD]
+
+
+async def test_no_rows_but_a_batchs_own_are_relayed() -> None:
+    first, _, link, route = route_of_two()
+    await route.submit(BATCH)
+    with pytest.raises(ProtocolError, match="'a' sent a RUN_PREFILL that is not the one it was given"):
+        await route.take(first, 2, Packet(RunPrefill(2, [Segment(7, 0, 1, 1)], ROW), request_id="1"))
+    assert link.sent == []
+
+
+@pytest.mark.parametrize("rows", [0, 2], ids=str)
+async def test_hidden_states_of_another_shape_fail_their_batch_and_name_the_node(rows: int) -> None:
+    first, last, link, route = route_of_two()
+    misshapen = Tensor("fp32", rows, 1, bytes(4 * rows))
+    relayed, answered = await route.submit(BATCH), await route.submit(BATCH)
+    await route.take(first, 2, Packet(RunPrefill(2, BATCH.segments, misshapen), request_id="1"))
+    await route.take(last, 2, Packet(HiddenState(2, misshapen), request_id="2"))
+    for ticket, node in ((relayed, "a"), (answered, "b")):
+        with pytest.raises(StageError, match=f"node '{node}' made hidden states of {rows} x 1: not 1 x 1"):
+            await route.answer(ticket, begin=lambda _: None)
+    assert link.sent == []
+    assert route.failure is None
+
+
+async def test_an_answer_to_nothing_is_no_sign_of_life(autojump_clock: MockClock) -> None:
+    member = Member(Hello(PROTOCOL_VERSION, "a"), cast(Link, Empty()))
+    route = Route(1, [Hop(1, member, range(1))])
+    ticket = await route.submit(BATCH)
+
+    async def chatter() -> None:
+        while True:
+            await trio.sleep(1)
+            await route.take(member, 1, Packet(InferenceError(1, "I am here"), request_id="none"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(chatter)
+        with pytest.raises(RouteError, match="node 'a' gave no answer"), trio.fail_after(STALL_SECONDS + 1):
+            await route.answer(ticket, begin=lambda _: None)
+        nursery.cancel_scope.cancel()
+    assert member.failed_lately, "it alone can have been silent"
+
+
+async def test_who_has_no_neighbour_can_not_lose_one() -> None:
+    member, route = route_over(Empty())
+    with pytest.raises(ProtocolError, match="'a' sent a PEER_LOST that is not its to send"):
+        await route.take(member, 1, Packet(PeerLost(1, "it is gone")))

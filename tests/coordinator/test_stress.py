@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from core.coordinator.supervisor import DRAIN_SECONDS
+from core.coordinator.pauses import DRAIN_SECONDS
 from core.errors import NotReady, RouteError
 from core.interfaces.engine import GenerationRequest
 from core.runtime.stage import Stage
@@ -93,7 +93,7 @@ async def test_a_crowd_is_served_as_if_each_were_alone(
     model: Path, seed: int, event: str, inside: Any, stages: list[Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("core.coordinator.admission.ANSWER_TOKENS", 40)
-    monkeypatch.setattr("core.coordinator.pace.MOST_ROWS", 48)
+    monkeypatch.setattr("core.coordinator.chunk_sizing.MAX_ROWS", 48)
     monkeypatch.setattr("core.coordinator.speculation.Speculation._pays", lambda _: True)
     crowd = Crowd(seed)
     with trio.fail_after(SECONDS):
@@ -133,14 +133,14 @@ async def befall(cluster: MemoryCluster, event: str) -> None:
 
 async def nothing_but_what_is_kept(cluster: MemoryCluster, inside: Any, stages: list[Stage]) -> None:
     """Behind a token that went the same way, and so behind all that was sent before it."""
-    admission = inside.generator.scheduler.admission
     await cluster.text((5,), 1)
-    assert (admission.running, admission.waiting, admission.budget.reserved) == ({}, [], 0)
-    kept = {each.cache: each.room for each in admission.budget._kept}
+    budget = inside.service.admission.budget
+    assert (inside.running, inside.waiting, budget.reserved) == ({}, [], 0)
+    kept = {each.cache: each.room for each in budget._kept}
     live = {stage.layers: stage for stage in stages}.values()
     await cluster.until(lambda _: all(set(stage.caches._sessions) <= set(kept) for stage in live))
     for stage in live:
         for number, cache in stage.caches._sessions.items():
             assert cache.nbytes <= kept[number] * KV_BYTES
-            assert cache.length >= next(len(each.tokens) for each in admission.budget._kept if each.cache == number)
+            assert cache.length >= next(len(each.tokens) for each in budget._kept if each.cache == number)
         assert len(stage.caches) == len(kept)

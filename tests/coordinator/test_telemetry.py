@@ -27,7 +27,7 @@ def counted(cluster: MemoryCluster) -> dict[tuple[str, str], float]:
 async def test_a_generation_is_told_from_its_coming_to_its_end(
     model: Path, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("core.coordinator.pace.MOST_ROWS", 8)
+    monkeypatch.setattr("core.coordinator.chunk_sizing.MAX_ROWS", 8)
     told: list[SessionStatus] = []
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a", "b") as cluster:
@@ -47,7 +47,7 @@ async def test_a_generation_is_told_from_its_coming_to_its_end(
 
 async def test_a_failure_is_told_with_its_reason(model: Path, prompt: tuple[int, ...]) -> None:
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a", "b") as cluster:
+        async with memory_cluster(model, "a", "b", recovery_time=0) as cluster:
             await cluster.ready()
             async with cluster.coordinator.watch() as events:
                 async with cluster.generating(prompt, max_tokens=400) as session:

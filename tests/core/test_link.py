@@ -23,7 +23,8 @@ from core.link import (
     open_link,
 )
 from core.protocol.codec import CHUNK_BYTES, Decoder, Packet, encode
-from core.protocol.messages import Chunk, Error, HiddenState, Message, PeerLost, Ping, Pong, Tensor
+from core.protocol.fields import Tensor
+from core.protocol.messages import Chunk, Error, HiddenState, Message, PeerLost, Ping, Pong
 from core.testing.contracts import HOST, listening
 from core.testing.transport import BUFFERED_MESSAGES, MemoryTransport
 

@@ -11,7 +11,8 @@ from core.errors import ChannelClosed
 from core.interfaces.transport import Channel
 from core.link import WRITE_SECONDS, open_link
 from core.protocol.codec import CHUNK_BYTES, Decoder
-from core.protocol.messages import Error, HiddenState, PeerLost, Tensor
+from core.protocol.fields import Tensor
+from core.protocol.messages import Error, HiddenState, PeerLost
 from core.testing.contracts import HOST, listening
 from core.testing.transport import MemoryTransport
 

@@ -211,7 +211,7 @@ async def test_a_node_with_a_broken_kernel_is_named_and_another_takes_its_layers
     normalized = RMSNorm._normalized
 
     def wrong_on_nodes(self: RMSNorm, x: Tensor) -> Tensor:
-        return normalized(self, x) * (1.01 if threading.current_thread().name == "stage" else 1)
+        return normalized(self, x) * (1 if threading.current_thread().name == "head" else 1.01)
 
     with trio.fail_after(SECONDS):
         async with memory_cluster(models["llama"], min_nodes=1) as cluster:

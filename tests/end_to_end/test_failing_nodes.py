@@ -55,7 +55,7 @@ async def check_refuses_until(cluster: Cluster, *words: str) -> None:
 async def test_a_node_that_computes_nan_fails_the_proof_and_is_named(tmp_path: Path) -> None:
     poison(tiny_checkpoint(tmp_path / "poisoned", layers=4), layer=3)
     with trio.fail_after(SECONDS):
-        async with open_cluster(tmp_path / "poisoned", "--min-nodes", "2") as cluster:
+        async with open_cluster(tmp_path / "poisoned", "--min-nodes", "2", "--recovery-time", "0") as cluster:
             await cluster.start_node("a")
             await cluster.start_node("b")
             status = await cluster.wait_until(lambda status: "not finite" in status["detail"])
@@ -70,7 +70,7 @@ async def test_a_node_that_cannot_load_says_why_and_another_takes_its_layers(tmp
     change_config(tmp_path / "changed" / NAME)
     flip_a_bit(tmp_path / "flipped" / NAME)
     with trio.fail_after(SECONDS):
-        async with open_cluster(NAME, cwd=tmp_path / "good") as cluster:
+        async with open_cluster(NAME, "--recovery-time", "0", cwd=tmp_path / "good") as cluster:
             for name, words in (
                 ("cut short", (WEIGHTS, "damaged")),
                 ("changed", ("not the coordinator's model", "config.json")),

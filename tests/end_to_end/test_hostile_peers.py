@@ -13,6 +13,7 @@ import trio_websocket
 
 import core
 from core.protocol.codec import Decoder, Packet, encode
+from core.protocol.fields import Segment, Tensor
 from core.protocol.messages import (
     PROTOCOL_VERSION,
     ClearCache,
@@ -26,8 +27,6 @@ from core.protocol.messages import (
     PeerLost,
     Ping,
     RunPrefill,
-    Segment,
-    Tensor,
 )
 from core.testing.cluster import COORDINATOR, Cluster
 

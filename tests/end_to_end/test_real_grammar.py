@@ -13,7 +13,8 @@ from core.cli.demo_model import demo_model
 from core.interfaces.engine import Grammar
 from core.plugins import PluginHost
 from core.runtime.grammar import Grammars
-from core.runtime.sampling import Sampler, SamplingParams, choose
+from core.runtime.sampling import Sampler, choose
+from core.runtime.sampling_params import SamplingParams
 from core.runtime.tokenizer import Tokenizer
 
 VOCAB = 49_152

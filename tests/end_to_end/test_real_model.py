@@ -17,7 +17,7 @@ import trio
 from core import DType, Source
 from core.cli.demo_model import demo_model
 from core.plugins import PluginHost
-from core.protocol.messages import Segment
+from core.protocol.fields import Segment
 from core.runtime.model import Model, Precision
 from core.testing.cluster import Cluster, open_cluster
 

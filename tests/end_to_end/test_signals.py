@@ -69,7 +69,7 @@ async def test_a_node_that_is_asked_to_end_finishes_the_answer_first(model: Path
 
 async def test_a_node_that_is_asked_twice_ends_and_the_answer_says_so(model: Path, streaming: Streaming) -> None:
     with trio.fail_after(SECONDS):
-        async with open_cluster(model) as cluster:
+        async with open_cluster(model, "--recovery-time", "0") as cluster:
             node = await cluster.start_node("mine")
             await cluster.wait_ready()
             async with streaming(cluster, ENDLESS, max_tokens=4000) as events:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from core import CheckpointError, Source
 from core.interfaces.dtypes import DType
 from core.plugins import PluginHost
-from core.protocol.messages import Segment
+from core.protocol.fields import Segment
 from core.runtime.model import Model, Precision
 from core.testing.checkpoints import tiny_checkpoint
 
@@ -68,6 +68,7 @@ def test_fp8_weights_are_what_they_stand_for(tmp_path: Path, kind: str) -> None:
     assert not [name for name in checkpoint.tensors if "scale" in name]
     for name, expected in stands_for.items():
         assert torch.equal(checkpoint.read(name), expected), name
+        assert torch.equal(torch.stack(list(checkpoint.slices(name))), expected), name
     assert checkpoint.read("model.norm.weight").dtype != FP8
 
 

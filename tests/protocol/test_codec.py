@@ -18,6 +18,7 @@ from core.protocol.codec import (
     Packet,
     encode,
 )
+from core.protocol.fields import Holding, Proof, Segment, Shard, Span, Tensor
 from core.protocol.messages import (
     BY_TYPE,
     PROTOCOL_VERSION,
@@ -28,12 +29,12 @@ from core.protocol.messages import (
     ClearCache,
     ConnectPeer,
     CopyCache,
-    Device,
     Error,
     Hello,
     HelloAck,
     HiddenState,
     InferenceError,
+    KeepLayers,
     Leave,
     LoadComplete,
     LoadFailed,
@@ -46,34 +47,43 @@ from core.protocol.messages import (
     PeerLost,
     Ping,
     Pong,
-    Proof,
     Release,
     Reveal,
     RunDecode,
     RunPrefill,
-    Segment,
-    Tensor,
+    StandBy,
 )
 
 TOKEN = bytes(range(16))
 PROOF = Proof(bytes(32), {"config.json": bytes(range(32)), "unknown": b""}, {}, [bytes(32)] * 4 + [b""])
 FINGERPRINT = bytes(range(32))
+SHARD = Shard(
+    model_id="org/model",
+    revision=None,
+    architecture="llama",
+    quant="fp16",
+    compute_dtype="fp16",
+    layer_start=4,
+    layer_end=9,
+    weight_bytes=2**40,
+    proof=PROOF,
+    parity_layer=4,
+)
+HOLDING = Holding(bytes(32), "fp16", "fp16", [Span(0, 4), Span(7, 9)])
 EXAMPLES: list[Message] = [
     Hello(
         protocol=PROTOCOL_VERSION,
         node_id="zoë's laptop",
         hostname="laptop",
         core_version="0.1.0",
-        python_version="3.11.9",
-        torch_version="2.6.0",
-        platform="darwin",
-        devices=[Device("mps", "mps", "Apple Silicon", 17_179_869_184)],
         selected_device="mps",
         max_memory_bytes=8_000_000_000,
         free_memory=6_000_000_000,
+        speed=60_000_000_000,
+        holdings=[HOLDING],
         peer_hosts=["192.168.1.7", "fe80::1"],
         peer_port=50_123,
-        plugins={"llama": "0.1.0", "quant": ""},
+        local_token=TOKEN,
         certificate=bytes(300),
         signature=bytes(70),
         invite=TOKEN,
@@ -83,35 +93,22 @@ EXAMPLES: list[Message] = [
     Reveal(FINGERPRINT),
     HelloAck(PROTOCOL_VERSION, "0.1.0", "zoë-abcdefgh"),
     Error("protocol_version", "install the same version on both"),
-    Assignment(
-        epoch=3,
-        model_id="org/model",
-        revision=None,
-        architecture="llama",
-        quant="fp16",
-        compute_dtype="fp16",
-        wire_dtype="fp32",
-        layer_start=4,
-        layer_end_exclusive=9,
-        is_last=False,
-        total_weight_bytes=2**40,
-        proof=PROOF,
-        parity_layer=4,
-        link_token=TOKEN,
-        downstream=FINGERPRINT,
-    ),
+    Assignment(hop=3, next_hop=None, shard=SHARD, wire_dtype="fp32", link_token=TOKEN, downstream=FINGERPRINT),
+    Assignment(hop=3, next_hop=4, shard=SHARD, wire_dtype="fp32", link_token=TOKEN),
+    StandBy(hop=5, shard=SHARD, in_memory=True),
+    KeepLayers([HOLDING]),
     LoadProgress(3, "download", 10, 20),
-    LoadComplete(3, 2**33, 0, 4096, 1.5, {"RMS norm": bytes(128)}),
+    LoadComplete(3, 2**33, 0, 1.5, {"RMS norm": bytes(128)}),
     LoadFailed(3, "the disk is full"),
-    ConnectPeer(3, ["192.168.1.7"], 50_123, TOKEN, FINGERPRINT),
+    ConnectPeer(3, 2, ["192.168.1.7"], 50_123, TOKEN, FINGERPRINT),
     PeerConnected(3, False, "it timed out"),
-    PeerHello(PROTOCOL_VERSION, 3, TOKEN, bytes(300), bytes(70)),
+    PeerHello(PROTOCOL_VERSION, 2, TOKEN, bytes(300), bytes(70)),
     PeerLost(3, "the link to the upstream node"),
     Release(3),
     Pause("this machine runs on battery"),
     Pause("its user quit", leaves=True),
     Leave("its user quit"),
-    NodeState(sessions=2, kv_tokens=700, kv_bytes=2**31, free_memory=2**34),
+    NodeState(sessions=2, kv_tokens=700, kv_bytes=2**31, free_memory=2**34, kv_room=2**33, holdings=[HOLDING]),
     Ping(2**50),
     Pong(2**50),
     RunPrefill(3, [Segment(1, 0, 2, 1)], Tensor("fp16", 2, 3, bytes(range(12))), []),
@@ -141,7 +138,7 @@ def frame(kind: str, payload: Any, **changes: Any) -> bytes:
 
 def run_payload(**tensor: Any) -> dict[str, Any]:
     values = {"dtype": "fp32", "rows": 1, "width": 2, "data": bytes(8), **tensor}
-    return {"epoch": 1, "segments": [[1, 0, 1, 1]], "hidden": list(values.values()), "compute_us": []}
+    return {"hop": 1, "segments": [[1, 0, 1, 1]], "hidden": list(values.values()), "compute_us": []}
 
 
 def test_there_is_an_example_of_every_type() -> None:
@@ -205,8 +202,8 @@ def test_what_is_too_large_for_a_frame_is_not_sent() -> None:
     with pytest.raises(ProtocolError, match="too large to send"):
         assignment = next(message for message in EXAMPLES if isinstance(message, Assignment))
         files = {f"{number:0250}": bytes(32) for number in range(MAX_FRAME_BYTES // 256)}
-        proof = msgspec.structs.replace(assignment.proof, files=files)
-        frames_of(msgspec.structs.replace(assignment, proof=proof))
+        proof = msgspec.structs.replace(SHARD.proof, files=files)
+        frames_of(msgspec.structs.replace(assignment, shard=msgspec.structs.replace(SHARD, proof=proof)))
 
 
 NO_MESSAGE: dict[str, bytes] = {
@@ -271,12 +268,12 @@ def test_no_field_takes_a_value_of_another_kind(message: Message, wrong: Any) ->
 @pytest.mark.parametrize(
     "payload",
     [
-        {"epoch": -1, "sessions": []},
-        {"epoch": 2**63, "sessions": []},
-        {"epoch": 1.5, "sessions": []},
-        {"epoch": 1, "sessions": [-1]},
-        {"epoch": 1, "sessions": [0] * 5000},
-        {"epoch": None, "sessions": []},
+        {"hop": -1, "sessions": []},
+        {"hop": 2**63, "sessions": []},
+        {"hop": 1.5, "sessions": []},
+        {"hop": 1, "sessions": [-1]},
+        {"hop": 1, "sessions": [0] * 5000},
+        {"hop": None, "sessions": []},
     ],
     ids=["negative", "huge", "no integer", "negative inside", "too many", "null"],
 )
@@ -289,7 +286,7 @@ def test_an_assignment_has_a_digest_for_each_layer() -> None:
     assignment = next(message for message in EXAMPLES if isinstance(message, Assignment))
     payload = msgpack.unpackb(frames_of(assignment)[0])["payload"]
     with pytest.raises(ProtocolError, match="5 digests of layers"):
-        Decoder().feed(frame("ASSIGNMENT", {**payload, "layer_start": 3}))
+        Decoder().feed(frame("ASSIGNMENT", {**payload, "shard": {**payload["shard"], "layer_start": 3}}))
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,12 @@ from msgspec import inspect
 
 from core.coordinator.door import Door
 from core.coordinator.members import Member, Members
+from core.coordinator.routes import Routes
 from core.coordinator.server import NodeServer
 from core.errors import ChannelClosed, ConfigError, ProtocolError, TrustError
 from core.interfaces.transport import Channel
 from core.protocol.codec import Decoder, Packet, encode
+from core.protocol.fields import Proof, Segment, Shard, Tensor
 from core.protocol.messages import (
     BY_TYPE,
     PROTOCOL_VERSION,
@@ -36,11 +38,9 @@ from core.protocol.messages import (
     Message,
     Ping,
     Pong,
-    Proof,
     RunDecode,
     RunPrefill,
-    Segment,
-    Tensor,
+    StandBy,
 )
 from core.protocol.tensors import from_wire
 from core.testing.contracts import HOST
@@ -62,8 +62,10 @@ LONGEST_LIFE = 40
 MEMORY = 16 * 2**20
 BAD_VALUES = [None, True, -1, 2**63, 2**64 - 1, 1e308, float("nan"), "", "x" * 300, b"", b"\x00" * 17, [], [[]], {}]
 PROOF = Proof(bytes(32), {"config.json": bytes(32)}, {"model.gguf": bytes(32)}, [bytes(32), b""] * 2)
+SHARD = Shard("m", None, "llama", "fp16", "fp16", 0, 4, 10, PROOF, 2)
 WHOLE: list[Message] = [
-    Assignment(1, "m", None, "llama", "fp16", "fp16", "fp32", 0, 4, True, 10, PROOF, 2, bytes(16)),
+    Assignment(1, 2, SHARD, "fp32", bytes(16)),
+    StandBy(3, SHARD, True),
     RunPrefill(1, [Segment(1, 0, 2, 1)], Tensor("fp32", 2, 8, bytes(range(64))), []),
     RunDecode(1, [Segment(1, 5, 1, 1), Segment(2, 9, 1, 1)], Tensor("fp32", 2, 8, bytes(range(64))), [5]),
     RunPrefill(1, [Segment(1, 0, 2, 1)], Tensor("fp16", 2**10, 2**9, bytes(2**20)), []),
@@ -230,14 +232,11 @@ def test_no_text_but_an_invite_reads_as_one() -> None:
     assert read < INVITES // 20, "only what base64 does not see may be changed"
 
 
-class Quiet:
-    """A route that must hear of nobody."""
+class Quiet(Routes):
+    """Routes that must hear of nobody."""
 
     async def take(self, member: Member, packet: Packet) -> None:
         pytest.fail(f"{packet.message} was taken")
-
-    def member_joined(self, member: Member) -> None:
-        pytest.fail(f"{member.node_id} was let in")
 
     def member_left(self, member: Member) -> None:
         pytest.fail(f"{member.node_id} left")

@@ -7,7 +7,8 @@ import torch
 
 from core.errors import ProtocolError
 from core.protocol.codec import Decoder, Packet, encode
-from core.protocol.messages import HiddenState, Tensor
+from core.protocol.fields import Tensor
+from core.protocol.messages import HiddenState
 from core.protocol.tensors import from_wire, to_wire
 
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}

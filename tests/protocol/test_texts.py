@@ -7,7 +7,8 @@ import pytest
 
 from core.errors import ProtocolError
 from core.protocol.codec import Decoder, Packet, encode
-from core.protocol.messages import Leave, clipped
+from core.protocol.fields import clipped
+from core.protocol.messages import Leave
 
 CONTROLS = ["\x1b]0;title\x07", "\r", "\x7f", "\x9b2J", "\0"]
 

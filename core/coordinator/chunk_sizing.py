@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-MOST_ROWS = 512
+MAX_ROWS = 512
 """Of one prompt's chunk: others' decode steps pass between two chunks."""
-FEWEST_ROWS = 16
+MIN_ROWS = 16
 CHUNK_SHARE = 0.75
 """Of a decode step's time: what a chunk may take of a stage, where others decode meanwhile."""
 _WEIGHT = 0.2
@@ -48,7 +48,7 @@ class Clock:
         return True
 
 
-class Pace:
+class ChunkSizing:
     """Compute times of the slowest stage, in microseconds: per row of a chunk, and per decode step."""
 
     def __init__(self) -> None:
@@ -59,13 +59,13 @@ class Pace:
         slowest = max(compute_us, default=0)
         if decode:
             self._step.add(slowest)
-        elif rows >= FEWEST_ROWS:
+        elif rows >= MIN_ROWS:
             self._row.add(slowest / rows)
 
     def chunk_rows(self, *, others_decode: bool) -> int:
         """How many rows of a prompt the next batch takes: few, where the decode steps of others wait for them."""
         if not others_decode:
-            return MOST_ROWS
+            return MAX_ROWS
         if not self._row.value or not self._step.value:
-            return 4 * FEWEST_ROWS
-        return max(FEWEST_ROWS, min(MOST_ROWS, int(CHUNK_SHARE * self._step.value / self._row.value)))
+            return 4 * MIN_ROWS
+        return max(MIN_ROWS, min(MAX_ROWS, int(CHUNK_SHARE * self._step.value / self._row.value)))

@@ -1,0 +1,76 @@
+"""What the coordinator itself holds of a model: embedding and head, tokenizer, and what nodes prove their copies by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from core.coordinator.head import Head
+from core.coordinator.settings import CoordinatorSettings
+from core.errors import ConfigError
+from core.interfaces.checkpoint import Progress
+from core.interfaces.dtypes import DType
+from core.interfaces.quantizer import Quantizer
+from core.protocol.fields import Holding, Span
+from core.runtime.device import free_memory, torch_dtype
+from core.runtime.manifest import Manifest
+from core.runtime.model import Model, Precision, choose_wire
+from core.runtime.tokenizer import Tokenizer
+
+
+class Note(Protocol):
+    """Told, from any thread, what the coordinator is at, with bytes done and in all if there are any."""
+
+    def __call__(self, phase: str, progress: tuple[int, int] | None = None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    model: Model
+    precision: Precision
+    tokenizer: Tokenizer
+    head: Head
+    manifest: Manifest
+
+    @property
+    def held_as(self) -> Holding:
+        """All its layers, as nodes hold them."""
+        digest, layers = bytes.fromhex(self.manifest.digest), Span(0, self.model.spec.layers)
+        return Holding(digest, self.precision.quantizer.name, self.precision.compute, [layers])
+
+
+def load_model(
+    model: Model, settings: CoordinatorSettings, quantizer: Quantizer, dtype: DType, device: torch.device, note: Note
+) -> LoadedModel:
+    """In the compute thread. Raises ConfigError if the head does not fit into this machine."""
+    checkpoint = model.checkpoint
+    precision = Precision(quantizer, dtype, choose_wire(settings.wire_dtype, dtype, checkpoint), settings.keep_head)
+    need, free = model.ends_bytes(precision), free_memory(device)
+    if need > free:
+        raise ConfigError(
+            "the embedding and head do not fit into this machine",
+            f"they take {need / 1e9:.1f} GB and {device} has {free / 1e9:.1f} GB free",
+            "run the coordinator on a larger machine, or use a smaller model",
+        )
+    model.fetch_ends(_noting(note, "downloading embedding and head"))
+    ends = model.load_ends(precision, device, _noting(note, "loading embedding and head"))
+    note("loading the tokenizer")
+    tokenizer = Tokenizer(checkpoint.tokenizer(), eos_token_ids=_eos_ids(model))
+    head = Head(ends, model.spec.hidden_size, device, torch_dtype(precision.wire), tokenizer)
+    manifest = Manifest.of(model, _noting(note, "hashing the model's files"))
+    return LoadedModel(model, precision, tokenizer, head, manifest)
+
+
+def _noting(note: Note, phase: str) -> Progress:
+    return lambda done, total: note(phase, (done, total))
+
+
+def _eos_ids(model: Model) -> list[int]:
+    """All that end a generation: of config.json and generation_config.json, each one id or a list."""
+    ids: list[int] = []
+    for config in (model.checkpoint.config, model.checkpoint.generation_config):
+        value = config.get("eos_token_id")
+        ids += value if isinstance(value, list) else [] if value is None else [value]
+    return ids

@@ -1,0 +1,48 @@
+"""All routes that are alive or being made: whose messages go to which, and who hears that a member has gone."""
+
+from __future__ import annotations
+
+from core.coordinator.members import Member
+from core.coordinator.route import Route
+from core.errors import ProtocolError
+from core.protocol.codec import Packet
+from core.protocol.messages import CacheCommand, HiddenState, InferenceError, PeerLost, Run
+
+
+class Routes:
+    """`serves`: whether sessions are let onto any of them."""
+
+    def __init__(self) -> None:
+        self.serves = False
+        self._by_hop: dict[int, Route] = {}
+
+    def all(self) -> list[Route]:
+        """In the order in which they were begun."""
+        return list(dict.fromkeys(self._by_hop.values()))
+
+    def add(self, route: Route) -> None:
+        """Its hops are their members' from now on."""
+        for hop in route.hops:
+            self._by_hop[hop.number] = route
+            hop.member.add(hop)
+
+    def remove(self, route: Route) -> None:
+        for hop in route.hops:
+            self._by_hop.pop(hop.number, None)
+            hop.member.drop(hop)
+
+    async def take(self, member: Member, packet: Packet) -> None:
+        """A message for or from a hop; that of a route which has ended goes nowhere.
+
+        Raises ProtocolError for one that isn't the member's to send.
+        """
+        message = packet.message
+        if not isinstance(message, (Run, CacheCommand, HiddenState, InferenceError, PeerLost)):
+            raise ProtocolError(f"node {member.node_id!r} sent a {message.TYPE}")
+        route = self._by_hop.get(message.hop)
+        if route is not None:
+            await route.take(member, message.hop, packet)
+
+    def member_left(self, member: Member) -> None:
+        for route in self.all():
+            route.member_left(member)

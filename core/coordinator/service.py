@@ -1,0 +1,102 @@
+"""The service of one route: who is let onto it, the budget of its KV memory, and the scheduler that batches them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from core.coordinator.admission import Admission
+from core.coordinator.head import Head
+from core.coordinator.route import Route
+from core.coordinator.scheduler import Scheduler
+from core.coordinator.session import Session
+from core.coordinator.telemetry import Telemetry
+from core.coordinator.waiting_queue import WaitingQueue
+from core.errors import RouteError
+from core.runtime.compute import ComputeThread
+
+NEARLY_DONE = 32
+"""Tokens: a session that can decode no more than this is finished where it is."""
+
+
+class Replaced(RouteError):
+    """Another route has taken this one's place."""
+
+
+class Parting(RouteError):
+    """A node paused or left, and was let go."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceParts:
+    """What the services of all routes of one model share. `keeps` and `rolls_back` as in Admission."""
+
+    head: Head
+    compute: ComputeThread
+    telemetry: Telemetry
+    queue: WaitingQueue
+    max_sessions: int
+    keeps: bool
+    rolls_back: bool
+
+
+class RouteService:
+    """Serves sessions on `route`. `on_room` is called when one has left, `on_idle` gets one that is to move on."""
+
+    def __init__(
+        self, route: Route, shared: ServiceParts, on_room: Callable[[], None], on_idle: Callable[[Session], None]
+    ) -> None:
+        self.route = route
+        self.admission = Admission(
+            route,
+            shared.queue,
+            self._begin,
+            self._left,
+            max_sessions=shared.max_sessions,
+            keeps=shared.keeps,
+            rolls_back=shared.rolls_back,
+        )
+        self.scheduler = Scheduler(route, shared.head, shared.compute, self.admission, shared.telemetry, on_idle)
+        self._telemetry = shared.telemetry
+        self._on_room = on_room
+        self.ended = trio.Event()
+        """Set when nobody is on the route."""
+        self._retired = False
+        self._empty = trio.Event()
+        route.count_kv(lambda: self.admission.budget.used)
+
+    async def serve(self) -> None:
+        """Until the route breaks, or nobody is left on one that is retired."""
+        await self.scheduler.run()
+
+    def retire(self) -> None:
+        """Another route takes its place: sessions move there, or finish here if they are nearly done."""
+        self._retired = True
+        self.admission.close()
+        for session in list(self.admission.running.values()):
+            left = session.decoding.max_tokens - session.decoded
+            stays = session.decodes and left <= NEARLY_DONE and not self.admission.is_starved(session)
+            if session.place is not None and not stays:
+                session.place.moving = True
+                self.scheduler.release(session)
+        self.scheduler.wake()
+        self._left()
+
+    async def wait_empty(self) -> None:
+        """Until nobody is on it."""
+        while self.admission.running:
+            self._empty = trio.Event()
+            await self._empty.wait()
+
+    def _begin(self, session: Session) -> None:
+        self._telemetry.let_in(session)
+        self.scheduler.begin(session)
+
+    def _left(self) -> None:
+        if not self.admission.running:
+            self._empty.set()
+            if self._retired:
+                self.route.fail(Replaced("another route has taken this one's place"))
+        self._on_room()

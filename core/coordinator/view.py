@@ -1,0 +1,94 @@
+"""What the coordinator tells of itself: the cluster's status, and gauges beside the telemetry's counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from core.coordinator.live import Live
+from core.coordinator.members import Member, MemberState
+from core.coordinator.session import Session, Status
+from core.coordinator.supervisor import State
+from core.coordinator.telemetry import gauge, status_of
+from core.interfaces.engine import ClusterStatus, NodeStatus
+from core.interfaces.telemetry import KVStatus, Metric
+
+
+def cluster_status(live: Live, phase: str, progress: tuple[int, int] | None) -> ClusterStatus:
+    """`phase` and `progress` say what the coordinator is at before its model is open."""
+    settings, supervisor, generator = live.settings, live.supervisor, live.generator
+    precision = generator.precision if generator else None
+    return ClusterStatus(
+        model=settings.served_model_name,
+        state=(supervisor.state if supervisor else State.WAITING).value,
+        detail=supervisor.detail if supervisor else phase,
+        progress=None if supervisor else progress,
+        required_nodes=supervisor.required if supervisor else settings.min_nodes,
+        ready_nodes=supervisor.ready_nodes() if supervisor else 0,
+        route_epoch=supervisor.epoch if supervisor else 0,
+        layers=generator.model.spec.layers if generator else 0,
+        sessions=generator.sessions if generator else 0,
+        tokens_per_second=live.telemetry.rate.per_second(),
+        quant=settings.quant,
+        dtype=live.dtype,
+        wire_dtype=precision.wire if precision else settings.wire_dtype,
+        nodes=tuple(map(_node_status, live.members.all())),
+        left_out=_left_out(live),
+        kv=_kv(live),
+        hops=live.telemetry.hops(),
+        wire_ms=live.telemetry.wire.value or 0.0,
+        generations=tuple(map(status_of, _sessions(live))),
+    )
+
+
+def metrics(live: Live) -> Iterator[Metric]:
+    yield from live.telemetry.metrics()
+    kv, statuses = _kv(live), [session.status for session in _sessions(live)]
+    waiting, suspended = statuses.count(Status.WAITING), statuses.count(Status.SUSPENDED)
+    yield gauge("core_sessions_running", "Generations that run.", len(statuses) - waiting - suspended)
+    yield gauge("core_sessions_waiting", "Generations that wait for room, or for a route.", waiting)
+    yield gauge("core_sessions_suspended", "Generations whose route broke, and that wait for another.", suspended)
+    yield gauge("core_kv_tokens", "Tokens of KV cache that the route's memory holds.", kv.tokens)
+    yield gauge("core_kv_reserved_tokens", "Of those, reserved by running sessions.", kv.reserved)
+    yield gauge("core_kv_kept_tokens", "Of those, kept of ended sessions.", kv.kept)
+    yield gauge("core_nodes", "Nodes that have joined.", len(live.members.all()))
+    ready = live.supervisor is not None and live.supervisor.state is State.READY
+    yield gauge("core_ready", "1 while the cluster serves.", ready)
+
+
+def _node_status(member: Member) -> NodeStatus:
+    reported, hop, layers = member.reported, member.hops[-1] if member.hops else None, member.layers
+    return NodeStatus(
+        node_id=member.node_id,
+        hostname=member.hello.hostname,
+        device=member.hello.selected_device,
+        state=member.state.value,
+        layers=(layers.start, layers.stop) if layers is not None else None,
+        weight_bytes=hop.weight_bytes if hop else 0,
+        kv_bytes=reported.kv_bytes,
+        kv_tokens=reported.kv_tokens,
+        sessions=reported.sessions,
+        free_memory=reported.free_memory,
+        link=hop.link if hop else "",
+        detail=member.detail,
+        progress=member.progress,
+    )
+
+
+def _left_out(live: Live) -> dict[str, str]:
+    """Who holds no layers, and why: by the plan, for having joined after it, or for being paused."""
+    planned = dict(live.supervisor.left_out) if live.supervisor else {}
+    resting = (MemberState.SPARE, MemberState.PAUSED)
+    without = [member for member in live.members.all() if member.state in resting and member.detail]
+    return planned | {member.node_id: member.detail for member in without}
+
+
+def _kv(live: Live) -> KVStatus:
+    serving = live.generator.router.serving if live.generator else None
+    if serving is None:
+        return KVStatus()
+    budget = serving.admission.budget
+    return KVStatus(budget.tokens, budget.reserved, budget.kept)
+
+
+def _sessions(live: Live) -> list[Session]:
+    return live.generator.router.sessions if live.generator else []

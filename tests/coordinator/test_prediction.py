@@ -1,0 +1,59 @@
+"""What plans are predicted to bring, and when one is so much better that it takes the place of another."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from core.coordinator.prediction import Prediction, gain, predict
+from core.interfaces.planner import Candidate, Plan, PlanRequest, StagePlan
+
+GB = 10**9
+
+
+def test_a_token_takes_what_the_stages_read_and_the_links_cost() -> None:
+    nodes = [
+        Candidate("near", 10 * GB, "cpu", speed=10 * GB, round_trip=0.002),
+        Candidate("far", 20 * GB, "cpu", speed=20 * GB, round_trip=0.010),
+    ]
+    request = PlanRequest((GB,) * 4, tuple(nodes), weight_bytes=(GB,) * 4)
+    plan = Plan((StagePlan("near", 0, 1, GB), StagePlan("far", 1, 4, 3 * GB)))
+    found = predict(plan, nodes, request, kv_layer_bytes=1000, longest=10**9)
+    assert found.token_seconds == pytest.approx(0.1 + 0.001 + 0.15 + 0.005)
+    assert found.context == min(9 * GB // 1000, 17 * GB // 3000)
+
+
+def test_a_node_whose_speed_is_not_known_makes_no_plan_faster() -> None:
+    nodes = [Candidate("a", GB, "cpu")]
+    request = PlanRequest((GB // 2,), tuple(nodes), weight_bytes=(GB // 2,))
+    found = predict(Plan((StagePlan("a", 0, 1, GB // 2),)), nodes, request, kv_layer_bytes=0, longest=4096)
+    assert found == Prediction(0.0, 4096)
+    assert gain(found, Prediction(0.5, 4096)) == ""
+
+
+@pytest.mark.parametrize(
+    ("new", "reason"),
+    [
+        (Prediction(0.084, 1000), "a token is predicted to take 84 ms instead of 100"),
+        (Prediction(0.086, 1000), ""),
+        (Prediction(0.100, 1500), "room for 1500 tokens of context instead of 1000"),
+        (Prediction(0.100, 1400), ""),
+        (Prediction(0.050, 600), ""),
+        (Prediction(0.200, 9000), ""),
+    ],
+    ids=["faster", "hardly faster", "longer", "hardly longer", "faster with less room", "longer and slower"],
+)
+def test_a_plan_has_to_be_so_much_better(new: Prediction, reason: str) -> None:
+    assert reason in gain(new, Prediction(0.100, 1000))
+    assert bool(gain(new, Prediction(0.100, 1000))) is bool(reason)
+
+
+def test_what_measuring_may_be_off_by_moves_no_layers() -> None:
+    assert gain(Prediction(0.0005, 1000), Prediction(0.002, 1000)) == ""
+
+
+def test_of_two_plans_at_most_one_is_better_than_the_other() -> None:
+    kinds = [Prediction(seconds, context) for seconds in (0.0, 0.01, 0.02, 0.1, 0.11) for context in (0, 100, 140, 900)]
+    for one, other in itertools.permutations(kinds, 2):
+        assert not (gain(one, other) and gain(other, one)), (one, other)
