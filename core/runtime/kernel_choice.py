@@ -84,11 +84,6 @@ class Kernels(Generic[L]):
     def __call__(self, linear: L, x: Tensor) -> Tensor:
         return self._by_rows[min(max(len(x) - 1, 0).bit_length(), _LAST)](linear, x)
 
-    @property
-    def row_seconds(self) -> float:
-        """What a row takes, added up over the numbers of rows. Most of it is what a row alone takes."""
-        return sum(self.seconds(rows) / rows for rows in ROWS)
-
     def seconds(self, rows: int) -> float:
         """What the kernel for so many rows, one of `ROWS`, takes."""
         return min(self.times[rows].values(), default=math.inf)

@@ -23,9 +23,12 @@ _PART_VALUES = 1 << 18
 _PART_ROWS, _PART_COLUMNS = 1024, 128
 _LEAST_BYTES = 1 << 19
 """A smaller weight is read in less time than another order costs."""
-_MUCH = 1.1
-"""One row is to take less than so many times what it takes in the best order, and an order that has to be made is to be
-faster by as much than the one that is there."""
+_MUCH = 1.25
+"""One row is to take less than so many times what it takes in the best order."""
+_SESSIONS = 8
+"""The rows of a step of several sessions, for which the order is chosen."""
+_WORTH = 1.1
+"""An order that has to be made is to be faster by so much than the one that is there."""
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -138,13 +141,19 @@ def orders(weight: Tensor) -> list[tuple[str, Kernels[PlainLinear]]]:
     times = CHOOSER.choose(product, tried, partial(_sample, weight, list(kernels))).times
     found = [(order, Kernels(each, times)) for order, each in kernels.items()]
     fastest = min(times[1].values())
-    found.sort(key=lambda each: (each[1].seconds(1) > _MUCH * fastest, each[1].row_seconds * _cost(each[0])))
+
+    def slowness(found: tuple[str, Kernels[PlainLinear]]) -> tuple[bool, float]:
+        """A step of several sessions decides, if that of one is not held up much."""
+        order, kernels = found
+        return kernels.seconds(1) > _MUCH * fastest, kernels.seconds(_SESSIONS) * _cost(order)
+
+    found.sort(key=slowness)
     CHOOSER.note(product, found[0][1])
     return found
 
 
 def _cost(order: str) -> float:
-    return 1.0 if order == _ROWS else _MUCH
+    return 1.0 if order == _ROWS else _WORTH
 
 
 def _kernels(weight: Tensor) -> dict[str, dict[str, Kernel[Any]]]:
