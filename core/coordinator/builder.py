@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import trio
 
-from core.coordinator.head import Head
+from core.coordinator.head import HEAD_FAILED, Head
 from core.coordinator.hop import Hop, HopState
 from core.coordinator.members import Member
 from core.coordinator.referee import Referee
@@ -30,7 +30,7 @@ from core.protocol.messages import (
     RunPrefill,
     StandBy,
 )
-from core.runtime.compute import ComputeThread
+from core.runtime.compute import ComputeThread, explained
 from core.runtime.manifest import Manifest
 from core.runtime.model import Model, Precision
 
@@ -155,13 +155,7 @@ class RouteBuilder:
 
     async def _compute(self, call: Callable[..., T], *args: object) -> T:
         """In the compute thread, where torch and plugins may raise anything."""
-        try:
-            return await self.compute.run(call, *args)
-        except CoreError:
-            raise
-        except (Exception, SystemExit) as error:
-            _log.exception("the coordinator's head failed")
-            raise RouteError("the coordinator's head failed", f"{type(error).__name__}: {error}") from error
+        return await explained(self.compute.start(call, *args), HEAD_FAILED, _head_failed)
 
     def _assignment(self, hop: Hop, token: bytes, downstream: Hop | None) -> Assignment:
         return Assignment(
@@ -187,6 +181,10 @@ class RouteBuilder:
             proof=Proof(proof.manifest, dict(proof.files), dict(proof.rests), list(proof.layers)),
             parity_layer=self.referee.layer_of(layers),
         )
+
+
+def _head_failed(error: BaseException) -> RouteError:
+    return RouteError(HEAD_FAILED, f"{type(error).__name__}: {error}")
 
 
 def _refused(hop: Hop, what: str, reason: str, hint: str = "") -> LoadRefused:

@@ -17,6 +17,8 @@ from core.runtime.logprobs import Scored, score, score_rows
 from core.runtime.sampling import choose, finite_rows, require_finite
 from core.runtime.tokenizer import Tokenizer
 
+HEAD_FAILED = "the coordinator's head failed"
+
 
 class Head:
     def __init__(self, ends: Ends, width: int, device: torch.device, wire: torch.dtype, tokenizer: Tokenizer) -> None:

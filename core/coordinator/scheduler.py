@@ -19,13 +19,13 @@ from core.coordinator.admission import Admission
 from core.coordinator.batch import Batch, Entry, Outcome, decode_entry, prefill_entry
 from core.coordinator.chunk_sizing import ChunkSizing
 from core.coordinator.fast_path import Steps
-from core.coordinator.head import Head
+from core.coordinator.head import HEAD_FAILED, Head
 from core.coordinator.route import Route
 from core.coordinator.session import Place, Session
 from core.coordinator.telemetry import Telemetry
 from core.errors import CoreError, RouteError, StageError
 from core.interfaces.engine import Delta
-from core.runtime.compute import ComputeThread, Job
+from core.runtime.compute import ComputeThread, explained
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class Scheduler:
         """A batch, and whatever the compute thread has follow it. Raises RouteError if the route breaks."""
         route = self._route
         try:
-            hidden = await self._explained(self._compute.start(self._head.embed, batch.tokens))
+            hidden = await explained(self._compute.start(self._head.embed, batch.tokens), HEAD_FAILED, _head_failed)
             await self._admission.send_commands(route)
             ticket = await route.submit(batch.message(route.hops[0].number, hidden))
             self._submitted(batch)
@@ -123,7 +123,7 @@ class Scheduler:
                 answer = await route.answer(ticket, begin=step.start)
                 self._chunk_sizing.note(len(batch.tokens), batch.decodes, answer.compute_us)
                 self._telemetry.passed(route, batch, answer, ticket.seconds)
-                result = await self._explained(step)
+                result = await explained(step, HEAD_FAILED, _head_failed)
                 self._apply(result.outcomes, goes_on=result.following is not None)
                 if result.following is None:
                     return
@@ -249,12 +249,6 @@ class Scheduler:
             place.isolated = place.invalidated = True
             self._settle(entry, decided=True)
 
-    async def _explained(self, job: Job[T]) -> T:
-        """The job's result. Torch and plugins may raise anything in it: one batch fails then, not the cluster."""
-        try:
-            return await job.wait()
-        except CoreError:
-            raise
-        except (Exception, SystemExit) as error:
-            _log.exception("the coordinator's head failed")
-            raise StageError("the coordinator's head failed", f"{type(error).__name__}: {error}") from error
+
+def _head_failed(error: BaseException) -> StageError:
+    return StageError(HEAD_FAILED, f"{type(error).__name__}: {error}")

@@ -174,7 +174,7 @@ class Supervisor:
         still_serves = self._router.serving is service
         if still_serves:
             self._become(State.READY, "")
-        if route is None or route.failure is not None:
+        if route is None:
             self._improvement.rest()
             if still_serves:
                 await self._pause(RETRY_SECONDS)
@@ -221,6 +221,8 @@ class Supervisor:
         self._members.notify()
         try:
             await self._builder.build(route)
+            if route.failure is not None:
+                raise route.failure
         except BaseException as error:
             if isinstance(error, Exception) and all(hop.state is not HopState.LOADING for hop in hops):
                 self._suspicion.note(route)

@@ -12,7 +12,7 @@ from core.errors import ChannelClosed, CoreError, ProtocolError
 from core.interfaces.dtypes import DType
 from core.link import Link
 from core.node.batches import Done, bytes_of, obey, rows_of, run_batch
-from core.node.loading import Load, explained
+from core.node.loading import Load, of_layers
 from core.node.peers import dial_upstream
 from core.node.report import StateReport
 from core.node.stage_loader import Loaded, StageLoader
@@ -175,7 +175,7 @@ class Hop:
         async for work in self._inbox:
             request_id = work.packet.request_id
             try:
-                done = await explained(work.job, self.layers)
+                done = await of_layers(work.job, self.layers)
             except CoreError as error:
                 await self._control.send(InferenceError(self.assignment.hop, clipped(error)), request_id)
                 continue

@@ -15,7 +15,7 @@ from core.node.stage_loader import Loaded, StageLoader
 from core.node.state import Node
 from core.protocol.fields import Shard, clipped
 from core.protocol.messages import LoadComplete, LoadFailed, LoadProgress, StandBy
-from core.runtime.compute import Job
+from core.runtime.compute import Job, explained
 
 _REPORTS = 64
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Load:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._forward)
                 try:
-                    return await explained(self._node.loads.start(verb, self._loader), self.layers)
+                    return await of_layers(self._node.loads.start(verb, self._loader), self.layers)
                 except trio.Cancelled:
                     self._loader.abort()
                     raise
@@ -123,12 +123,9 @@ class Preparation:
         await self._ended.wait()
 
 
-async def explained(job: Job[T], layers: range) -> T:
-    """The job's result. Torch and plugins may raise anything in it: one load or batch fails, not the node."""
-    try:
-        return await job.wait()
-    except CoreError:
-        raise
-    except (Exception, SystemExit) as error:
-        _log.exception("layers [%d, %d) failed", layers.start, layers.stop)
-        raise StageError(f"layers [{layers.start}, {layers.stop}): {type(error).__name__}", str(error)) from error
+async def of_layers(job: Job[T], layers: range) -> T:
+    """The job's result: what fails in it fails one load or batch of `layers`, not the node."""
+    span = f"layers [{layers.start}, {layers.stop})"
+    return await explained(
+        job, f"{span} failed", lambda error: StageError(f"{span}: {type(error).__name__}", str(error))
+    )

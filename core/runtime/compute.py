@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -13,8 +14,11 @@ from typing import Any, Generic, TypeVar
 import outcome
 import trio
 
+from core.errors import CoreError
+
 SWITCH_SECONDS = 0.0005
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class Job(Generic[T]):
@@ -53,6 +57,20 @@ class Job(Generic[T]):
         if not self._abandoned:
             self._result = outcome.capture(self._call, *self._args)
             tell(self._done)
+
+
+async def explained(job: Job[T], failed: str, say: Callable[[BaseException], CoreError]) -> T:
+    """The job's result. Torch and plugins may raise anything in it: that is logged as `failed`, and told as `say` says.
+
+    So one load, batch or build fails, and not the process.
+    """
+    try:
+        return await job.wait()
+    except CoreError:
+        raise
+    except (Exception, SystemExit) as error:
+        _log.exception(failed)
+        raise say(error) from error
 
 
 class ComputeThread:
