@@ -135,7 +135,7 @@ class Pipeline:
         cpu = torch.device("cpu")
         ranges = [range(a, b) for a, b in itertools.pairwise(cuts)]
         self.stages = [model.load_stage(layers, precision, cpu)[0] for layers in ranges]
-        self.ends = model.load_ends(precision, cpu)
+        self.outer = model.load_embed_and_head(precision, cpu)
 
     def __call__(self, tokens: list[int], position: int, session: int = 1):  # type: ignore[no-untyped-def]
         import torch
@@ -144,11 +144,11 @@ class Pipeline:
 
         segment = Segment(session=session, position=position, rows=len(tokens), outputs=len(tokens))
         with torch.inference_mode():
-            hidden = self.ends.embed(torch.tensor(tokens))
+            hidden = self.outer.embed(torch.tensor(tokens))
         for stage in self.stages:
             hidden = stage.run(hidden, [segment], outputs_only=False)
         with torch.inference_mode():
-            return self.ends.logits(hidden)
+            return self.outer.logits(hidden)
 
 
 def one_line(error: Exception) -> str:

@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import core.runtime.kernel_choice
 import core.runtime.kv_cache
-import core.runtime.plain
+import core.runtime.unquantized
 from core.cli.demo_model import demo_model
 from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
@@ -50,7 +50,7 @@ def converting(always: bool) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(core.runtime.kv_cache, "fast_dtype", dtype))
-        for module in (core.runtime.kernel_choice, core.runtime.plain):
+        for module in (core.runtime.kernel_choice, core.runtime.unquantized):
             stack.enter_context(patch.object(module, "Kernels", only))
         yield
 

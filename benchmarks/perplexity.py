@@ -59,15 +59,15 @@ def windows(model: Model, limit: int | None) -> Iterator[list[int]]:
 
 @torch.inference_mode()
 def perplexity(model: Model, precision: Precision, texts: list[list[int]]) -> float:
-    ends = model.load_ends(precision, CPU)
+    outer = model.load_embed_and_head(precision, CPU)
     stage, _ = model.load_stage(range(model.spec.layers), precision, CPU)
     loss, predicted = 0.0, 0
     for tokens in texts:
         stage.caches.clear_all()
         hidden = stage.run(
-            ends.embed(torch.tensor(tokens)), [Piece(1, 0, len(tokens), len(tokens))], outputs_only=False
+            outer.embed(torch.tensor(tokens)), [Piece(1, 0, len(tokens), len(tokens))], outputs_only=False
         )
-        loss += float(F.cross_entropy(ends.logits(hidden[:-1]), torch.tensor(tokens[1:]), reduction="sum"))
+        loss += float(F.cross_entropy(outer.logits(hidden[:-1]), torch.tensor(tokens[1:]), reduction="sum"))
         predicted += len(tokens) - 1
     return math.exp(loss / predicted)
 

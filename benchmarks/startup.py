@@ -38,7 +38,7 @@ torch.set_num_threads(1)
 plugins = PluginHost.installed()
 precision = Precision(plugins.quantizers.get("fp16"), DType.FP16, DType.FP32)
 with Model.open(Source(sys.argv[1]), plugins) as model:
-    ends = model.load_ends(precision, torch.device("cpu"))
+    outer = model.load_embed_and_head(precision, torch.device("cpu"))
     stage, _ = model.load_stage(range(model.spec.layers), precision, torch.device("cpu"))
 """
 

@@ -8,17 +8,17 @@ from core.interfaces.architecture import (
     Architecture,
     Batch,
     BatchSegment,
-    Ends,
-    Held,
+    EmbedAndHead,
     LayerStack,
     ModelSpec,
+    SessionState,
     TensorSpec,
     Weights,
 )
 from core.interfaces.checkpoint import Checkpoint, CheckpointFormat, FileInfo, Progress, Source, TensorInfo
 from core.interfaces.dtypes import DType
 from core.interfaces.planner import Candidate, Plan, Planner, PlanRequest, StagePlan
-from core.interfaces.quantizer import GroupedLinear, Linear, Quantizer, Table
+from core.interfaces.quantizer import Embedding, GroupedLinear, Linear, Quantizer
 from core.interfaces.transport import Channel, Credentials, Handler, Transport
 
 __version__ = "0.1.0"
@@ -42,11 +42,11 @@ __all__ = [
     "CoreError",
     "Credentials",
     "DType",
-    "Ends",
+    "EmbedAndHead",
     "FileInfo",
     "GroupedLinear",
     "Handler",
-    "Held",
+    "SessionState",
     "LayerStack",
     "Linear",
     "ModelSpec",
@@ -59,7 +59,7 @@ __all__ = [
     "Source",
     "StageError",
     "StagePlan",
-    "Table",
+    "Embedding",
     "TensorInfo",
     "TensorSpec",
     "Transport",

@@ -18,7 +18,7 @@ from core.interfaces.architecture import Architecture
 from core.interfaces.checkpoint import Checkpoint, CheckpointFormat, Source
 from core.interfaces.planner import Planner
 from core.interfaces.quantizer import Quantizer
-from core.interfaces.transport import LEAST_MESSAGE, Transport
+from core.interfaces.transport import MIN_MESSAGE_BYTES, Transport
 
 GROUP = "core.plugins"
 DISTRIBUTION = "core-cluster"
@@ -266,8 +266,8 @@ def _instance(hook: str, cls: object, base: type[Any]) -> Any:
         raise _wrong(item, "name", "a string")
     if isinstance(item, Architecture) and not _are_names(item.model_types):
         raise _wrong(item, "model_types", "a tuple of strings")
-    if isinstance(item, Transport) and item.max_message < LEAST_MESSAGE:
-        raise _wrong(item, "max_message", f"{LEAST_MESSAGE} or more")
+    if isinstance(item, Transport) and item.max_message < MIN_MESSAGE_BYTES:
+        raise _wrong(item, "max_message", f"{MIN_MESSAGE_BYTES} or more")
     return item
 
 

@@ -18,18 +18,18 @@ from core.errors import ConfigError, CoreError
 from core.plugins import PluginHost
 from core.trust.state_dir import StateDir
 from node_app import logs
-from node_app.courtesy import SERVE, SERVE_ALTHOUGH_USED, Measurements, Verdict, decide
 from node_app.desktop import browse
 from node_app.gpu import gpu_meter
 from node_app.joining import Target, accept, ask, forget, remembered
-from node_app.keeper import Keeper, Wish
 from node_app.machine import Meter
+from node_app.node_runner import DesiredState, NodeRunner
 from node_app.page import Page
+from node_app.pause_policy import SERVE, SERVE_ALTHOUGH_USED, Measurements, Verdict, decide
 from node_app.settings import Limits, Settings, SettingsFile
-from node_app.shown import Facts, status_of
 from node_app.single import announce, withdraw
 from node_app.status import State, Status, sentence
-from node_app.tally import Tally
+from node_app.status_text import Facts, status_of
+from node_app.usage_counter import UsageCounter
 
 TICK_SECONDS = 1.0
 _TALLY = "tokens.json"
@@ -61,11 +61,11 @@ class App:
         self._browse = browse
         self._measured: Measurements | None = None
         self._verdict: Verdict = SERVE
-        self._keeper = Keeper(state, plugins, self._publish)
+        self._node_runner = NodeRunner(state, plugins, self._publish)
         self._refusal = ""
         self._unsaved = ""
         self._found: dict[str, Advert] = {}
-        self._tally = Tally(state.read(_TALLY), datetime.now())
+        self._usage = UsageCounter(state.read(_TALLY), datetime.now())
         self._quitting = False
         self._nursery: trio.Nursery | None = None
 
@@ -77,13 +77,13 @@ class App:
             task_status.started()
             self._nursery.start_soon(self._tick)
             self._wish()
-            await self._keeper.run()
+            await self._node_runner.run()
             self._nursery.cancel_scope.cancel()
         self._save_tally()
 
     def quit(self) -> None:
         self._quitting = True
-        self._keeper.quit()
+        self._node_runner.quit()
         self.attempt(withdraw, self._state)
 
     @property
@@ -175,16 +175,16 @@ class App:
 
     def _wish(self, *, anew: bool = False) -> None:
         limits, joined, node_id = self.settings.limits, self.settings.joined, self.settings.node_id
-        wish = Wish(joined, node_id, limits.memory_gb, limits.threads, limits.device) if joined else None
-        self._keeper.wish(wish, anew=anew)
+        wish = DesiredState(joined, node_id, limits.memory_gb, limits.threads, limits.device) if joined else None
+        self._node_runner.wish(wish, anew=anew)
 
     async def _tick(self) -> None:
         with gpu_meter() as gpu_load:
             meter = Meter(gpu_load)
             ticks = 0
             while True:
-                activity = self._keeper.activity
-                self._tally.note(activity.tokens if activity else 0, datetime.now())
+                activity = self._node_runner.activity
+                self._usage.note(activity.tokens if activity else 0, datetime.now())
                 self._measured = await trio.to_thread.run_sync(meter.measure, self.status.memory)
                 self._verdict = self._judged(self.settings.limits, self._verdict)
                 self._apply_pause()
@@ -199,14 +199,14 @@ class App:
 
     def _save_tally(self) -> None:
         try:
-            self._state.write(_TALLY, self._tally.save())
+            self._state.write(_TALLY, self._usage.save())
             self._unsaved = ""
         except CoreError as error:
             _log.error("%s", error)
             self._unsaved = str(error)
 
     def _apply_pause(self) -> None:
-        self._keeper.pause("by its user" if self.settings.paused else self._verdict.reason)
+        self._node_runner.pause("by its user" if self.settings.paused else self._verdict.reason)
 
     def _publish(self) -> None:
         if self._quitting:
@@ -215,11 +215,11 @@ class App:
             cluster=str(self.settings.joined or ""),
             refusal=self._refusal,
             pause="until you resume it" if self.settings.paused else self._verdict.reason,
-            failure=self._keeper.failure,
-            tokens_today=self._tally.today,
-            tokens_per_second=self._tally.per_second,
+            failure=self._node_runner.failure,
+            tokens_today=self._usage.today,
+            tokens_per_second=self._usage.per_second,
         )
-        status = status_of(self._keeper.activity, facts)
+        status = status_of(self._node_runner.activity, facts)
         if status != self.status:
             if _told(status) != _told(self.status):
                 _log.info("%s", sentence(status))

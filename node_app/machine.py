@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import psutil
 
-from node_app.courtesy import Measurements
+from node_app.pause_policy import Measurements
 
 WINDOW = 60
 """A load is the mean of so many measurements, one a second: a program that starts is no reason to pause."""

@@ -17,7 +17,7 @@ from core import __version__
 from core.errors import CoreError, sole_error
 from node_app import desktop
 from node_app.app import App
-from node_app.keeper import QUIT_SECONDS
+from node_app.node_runner import QUIT_SECONDS
 from node_app.status import Action
 
 WATCHDOG_SECONDS = QUIT_SECONDS + 10.0

@@ -8,7 +8,7 @@ compute dtype, which the weights have.
 from core.blocks.attention import Attention
 from core.blocks.config import head_dim, layer_windows, refuse_unless, required
 from core.blocks.decoder import DecoderArchitecture, DecoderLayer, DecoderStack, PostNormLayer
-from core.blocks.ends import DecoderEnds
+from core.blocks.embed_and_head import DecoderEmbedAndHead
 from core.blocks.linear import linear_tensors
 from core.blocks.mlp import GatedMLP, gelu_tanh
 from core.blocks.norm import RMSNorm, UnitOffsetRMSNorm
@@ -16,13 +16,13 @@ from core.blocks.rope import RotaryEmbedding, Rotation
 from core.blocks.shape import DecoderShape
 from core.runtime.device import fast_dtype
 from core.runtime.kernel_choice import TOLERANCE, Kernel, Kernels, Product, choose_kernels, normal, timed
-from core.runtime.plain import Plain, PlainLinear, multiply
+from core.runtime.unquantized import Plain, PlainLinear, multiply
 
 __all__ = [
     "TOLERANCE",
     "Attention",
     "DecoderArchitecture",
-    "DecoderEnds",
+    "DecoderEmbedAndHead",
     "DecoderLayer",
     "DecoderShape",
     "DecoderStack",

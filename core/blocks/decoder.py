@@ -10,11 +10,11 @@ from torch import Tensor
 
 from core.blocks.attention import Attention
 from core.blocks.config import size
-from core.blocks.ends import DecoderEnds
+from core.blocks.embed_and_head import DecoderEmbedAndHead
 from core.blocks.mlp import GatedMLP
 from core.blocks.rope import RotaryEmbedding, Rotation, context_length
 from core.blocks.shape import DecoderShape
-from core.interfaces.architecture import Architecture, Batch, Ends, LayerStack, ModelSpec, TensorSpec, Weights
+from core.interfaces.architecture import Architecture, Batch, EmbedAndHead, LayerStack, ModelSpec, TensorSpec, Weights
 
 
 class DecoderArchitecture(Architecture):
@@ -52,11 +52,11 @@ class DecoderArchitecture(Architecture):
         norms = (TensorSpec(f"model.layers.{layer}.{name}.weight", (shape.hidden_size,)) for name in names)
         return (*norms, *Attention.tensors(shape, layer), *GatedMLP.tensors(shape, layer))
 
-    def end_tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+    def non_layer_tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         table = (spec.vocab_size, spec.hidden_size)
         head = () if spec.tied_head else (TensorSpec("lm_head.weight", table, packed=True),)
         return (
-            TensorSpec("model.embed_tokens.weight", table, table=True),
+            TensorSpec("model.embed_tokens.weight", table, embedding=True),
             TensorSpec("model.norm.weight", (spec.hidden_size,)),
             *head,
         )
@@ -68,8 +68,8 @@ class DecoderArchitecture(Architecture):
         built = [kind(shape, layer, weights) for layer in layers]
         return DecoderStack(built, [full if shape.window(layer) is None else sliding for layer in layers])
 
-    def build_ends(self, spec: ModelSpec, weights: Weights) -> Ends:
-        return DecoderEnds(spec, self.shape(spec.config), weights)
+    def build_embed_and_head(self, spec: ModelSpec, weights: Weights) -> EmbedAndHead:
+        return DecoderEmbedAndHead(spec, self.shape(spec.config), weights)
 
 
 class DecoderLayer:

@@ -106,7 +106,7 @@ def _fetch(model: Model) -> None:
         def progress(done: int, total: int) -> None:
             bars.show({"download": (done, total)})
 
-        model.fetch_ends(progress)
+        model.fetch_embed_and_head(progress)
         model.fetch_stage(range(model.spec.layers), progress)
 
 

@@ -60,7 +60,7 @@ def plan(
             f"{counted(opened.spec.layers, 'layer')}, architecture {opened.architecture.name},"
             f" quant {quant}, dtype {compute}, wire dtype {precision.wire}"
         )
-        rows = [("coordinator", "embedding, norm, head", show_bytes(opened.ends_bytes(precision)))]
+        rows = [("coordinator", "embedding, norm, head", show_bytes(opened.embed_and_head_bytes(precision)))]
     rows += [
         (stage.node_id, f"layers [{stage.start}, {stage.end})", f"{show_bytes(stage.nbytes)} with its KV cache")
         for stage in result.stages

@@ -40,9 +40,9 @@ class Admission:
         *,
         max_sessions: int,
         keeps: bool,
-        rolls_back: bool,
+        can_truncate: bool,
     ) -> None:
-        """`keeps`: ended sessions' caches stay for prompts that begin alike; `rolls_back` as in ModelSpec."""
+        """`keeps`: ended sessions' caches stay for prompts that begin alike; `can_truncate` as in ModelSpec."""
         self.running: dict[int, Session] = {}
         self.budget = KVBudget(lambda: route.kv_tokens, keeps=keeps)
         self.is_open = True
@@ -53,7 +53,7 @@ class Admission:
         self._begin = begin
         self._left = left
         self._max_sessions = max_sessions
-        self._rolls_back = rolls_back
+        self._rolls_back = can_truncate
         self._starved: list[Session] = []
         self._commands: list[ClearCache | CopyCache] = []
 

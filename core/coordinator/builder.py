@@ -14,7 +14,7 @@ import trio
 from core.coordinator.head import HEAD_FAILED, Head
 from core.coordinator.hop import Hop, HopState
 from core.coordinator.members import Member
-from core.coordinator.referee import Referee
+from core.coordinator.parity_check import ParityCheck
 from core.coordinator.route import Route
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import CoreError, RouteError, StageError, sole_error
@@ -54,7 +54,7 @@ class RouteBuilder:
     head: Head
     compute: ComputeThread
     manifest: Manifest
-    referee: Referee
+    parity_check: ParityCheck
 
     async def build(self, route: Route) -> None:
         """Has the hops of `route` load their layers, links them, and sees a real token pass through all of them.
@@ -82,7 +82,7 @@ class RouteBuilder:
         await hop.send(StandBy(hop.number, shard, in_memory))
         loaded = await self._loaded(hop)
         if in_memory:
-            await self._compute(self.referee.prepare, shard.parity_layer)
+            await self._compute(self.parity_check.prepare, shard.parity_layer)
             await self._compare(hop, shard, loaded)
         hop.state = HopState.LOADED
 
@@ -92,7 +92,7 @@ class RouteBuilder:
                 downstream = route.hops[index + 1] if index + 1 < len(route.hops) else None
                 assignment = self._assignment(hop, tokens[index], downstream)
                 nursery.start_soon(self._load, hop, assignment)
-                nursery.start_soon(self._compute, self.referee.prepare, assignment.shard.parity_layer)
+                nursery.start_soon(self._compute, self.parity_check.prepare, assignment.shard.parity_layer)
 
     async def _load(self, hop: Hop, assignment: Assignment) -> None:
         await hop.send(assignment)
@@ -112,7 +112,7 @@ class RouteBuilder:
                 raise _refused(hop, f"could not load layers {hop.span}", answer.reason)
 
     async def _compare(self, hop: Hop, shard: Shard, loaded: LoadComplete) -> None:
-        difference = await self._compute(self.referee.difference, loaded.parity, shard.parity_layer)
+        difference = await self._compute(self.parity_check.difference, loaded.parity, shard.parity_layer)
         if difference:
             hint = "see `core doctor` there; a driver or torch itself may be broken"
             raise _refused(hop, "computes other results than the coordinator", difference, hint)
@@ -179,7 +179,7 @@ class RouteBuilder:
             layer_end=layers.stop,
             weight_bytes=sum(self.model.layer_bytes(layer, self.precision) for layer in layers),
             proof=Proof(proof.manifest, dict(proof.files), dict(proof.rests), list(proof.layers)),
-            parity_layer=self.referee.layer_of(layers),
+            parity_layer=self.parity_check.layer_of(layers),
         )
 
 

@@ -89,7 +89,7 @@ class Generator:
         params = sampling_params(request, self.model.checkpoint.generation_config)
         constraint = self.grammars.matcher(request.grammar) if request.grammar else None
         eos = frozenset[int]() if request.ignore_eos else self.tokenizer.eos_ids
-        speculates = self.speculates and self.model.spec.rolls_back and constraint is None
+        speculates = self.speculates and self.model.spec.can_truncate and constraint is None
         decoding = Decoding(
             sampler=Sampler(params, prompt=prompt, constraint=constraint),
             text=self.tokenizer.text_stream(request.stop, special_tokens=request.special_tokens),

@@ -9,7 +9,7 @@ import torch
 
 from core.coordinator.batch import Entry, Outcome
 from core.errors import CoreError, StageError
-from core.interfaces.architecture import Ends
+from core.interfaces.architecture import EmbedAndHead
 from core.interfaces.engine import TokenLogprob
 from core.protocol.fields import Tensor
 from core.protocol.tensors import from_wire, to_wire
@@ -21,8 +21,10 @@ HEAD_FAILED = "the coordinator's head failed"
 
 
 class Head:
-    def __init__(self, ends: Ends, width: int, device: torch.device, wire: torch.dtype, tokenizer: Tokenizer) -> None:
-        self._ends = ends
+    def __init__(
+        self, embed_and_head: EmbedAndHead, width: int, device: torch.device, wire: torch.dtype, tokenizer: Tokenizer
+    ) -> None:
+        self._embed_and_head = embed_and_head
         self._width = width
         self._device = device
         self._wire = wire
@@ -31,7 +33,7 @@ class Head:
     @torch.inference_mode()
     def embed(self, tokens: Sequence[int]) -> Tensor:
         """[len(tokens), hidden_size] as it goes on the wire."""
-        hidden = self._ends.embed(torch.tensor(tokens, dtype=torch.int64, device=self._device))
+        hidden = self._embed_and_head.embed(torch.tensor(tokens, dtype=torch.int64, device=self._device))
         return to_wire(hidden, self._wire)
 
     def check(self, hidden: Tensor, node: str) -> None:
@@ -42,7 +44,7 @@ class Head:
             raise StageError(error.title, error.message, node=node) from error
         if not torch.isfinite(rows).all():
             raise StageError("hidden states came back that are not finite", f"from node {node!r}", node=node)
-        require_finite(self._ends.logits(rows))
+        require_finite(self._embed_and_head.logits(rows))
 
     @torch.inference_mode()
     def step(self, hidden: Tensor, entries: Sequence[Entry]) -> list[Outcome]:
@@ -74,7 +76,9 @@ class Head:
         return from_wire(hidden).to(self._device) if rows else torch.empty(0, self._width, device=self._device)
 
     def _sample(self, sampled: list[tuple[Outcome, torch.Tensor]]) -> None:
-        logits = self._ends.logits(torch.cat([rows for _, rows in sampled]) if len(sampled) > 1 else sampled[0][1])
+        logits = self._embed_and_head.logits(
+            torch.cat([rows for _, rows in sampled]) if len(sampled) > 1 else sampled[0][1]
+        )
         finite = finite_rows(logits)
         verifying: list[_Verification] = []
         start = 0
@@ -109,7 +113,7 @@ class Head:
         assert asked is not None
         first = [Scored(tokens[0], None)] if entry.start == 0 else []
         predicted = tokens[entry.start + 1 : entry.start + 1 + len(rows)]
-        scored = score_rows(rows, predicted, asked, self._ends.logits)
+        scored = score_rows(rows, predicted, asked, self._embed_and_head.logits)
         outcome.prompt_logprobs = self._told([*first, *scored])
 
     def _told(self, scored: Sequence[Scored]) -> list[TokenLogprob]:

@@ -9,8 +9,8 @@ from core.coordinator.generator import Generator
 from core.coordinator.loaded_model import LoadedModel, Note, load_model
 from core.coordinator.members import Members
 from core.coordinator.node_port import NodePort
+from core.coordinator.parity_check import ParityCheck
 from core.coordinator.planning import Planning
-from core.coordinator.referee import Referee
 from core.coordinator.route import Route
 from core.coordinator.router import Router
 from core.coordinator.routes import Routes
@@ -60,8 +60,8 @@ class Live:
 
     async def _serve(self, loaded: LoadedModel, compute: ComputeThread) -> None:
         settings, model, precision = self.settings, loaded.model, loaded.precision
-        referee = Referee(model, precision, self._device)
-        builder = RouteBuilder(settings, model, precision, loaded.head, compute, loaded.manifest, referee)
+        parity_check = ParityCheck(model, precision, self._device)
+        builder = RouteBuilder(settings, model, precision, loaded.head, compute, loaded.manifest, parity_check)
         planning = Planning(settings, self._planner, model, precision, loaded.held_as, self._free_at_start)
         router = Router(settings.recovery_time, self.telemetry)
         parts = ServiceParts(
@@ -71,7 +71,7 @@ class Live:
             router.queue,
             max_sessions=settings.max_sessions,
             keeps=settings.prefix_cache,
-            rolls_back=model.spec.rolls_back,
+            can_truncate=model.spec.can_truncate,
         )
 
         def service_of(route: Route) -> RouteService:

@@ -47,18 +47,18 @@ def load_model(
     """In the compute thread. Raises ConfigError if the head does not fit into this machine."""
     checkpoint = model.checkpoint
     precision = Precision(quantizer, dtype, choose_wire(settings.wire_dtype, dtype, checkpoint), settings.keep_head)
-    need, free = model.ends_bytes(precision), free_memory(device)
+    need, free = model.embed_and_head_bytes(precision), free_memory(device)
     if need > free:
         raise ConfigError(
             "the embedding and head do not fit into this machine",
             f"they take {need / 1e9:.1f} GB and {device} has {free / 1e9:.1f} GB free",
             "run the coordinator on a larger machine, or use a smaller model",
         )
-    model.fetch_ends(_noting(note, "downloading embedding and head"))
-    ends = model.load_ends(precision, device, _noting(note, "loading embedding and head"))
+    model.fetch_embed_and_head(_noting(note, "downloading embedding and head"))
+    embed_and_head = model.load_embed_and_head(precision, device, _noting(note, "loading embedding and head"))
     note("loading the tokenizer")
     tokenizer = Tokenizer(checkpoint.tokenizer(), eos_token_ids=_eos_ids(model))
-    head = Head(ends, model.spec.hidden_size, device, torch_dtype(precision.wire), tokenizer)
+    head = Head(embed_and_head, model.spec.hidden_size, device, torch_dtype(precision.wire), tokenizer)
     manifest = Manifest.of(model, _noting(note, "hashing the model's files"))
     return LoadedModel(model, precision, tokenizer, head, manifest)
 

@@ -26,7 +26,7 @@ from core.trust.register import KnownNode
 
 FAILED_SECONDS = 30.0
 """How long a node that could not load its layers, or broke the protocol, is left out of plans."""
-_MOST_NEWS, _NEWS_SECONDS = 200, 10.0
+_MAX_NEWS, _NEWS_SECONDS = 200, 10.0
 """A node tells of itself four times in a second, and when it is told to let go of something."""
 _REMEMBERED = 256
 """How many nodes that failed lately are known again when they come back."""
@@ -90,7 +90,7 @@ class Member:
         self.detail = ""
         self.progress: tuple[int, int] | None = None
         self.reported = NodeState(0, 0, 0, hello.free_memory, 0, hello.holdings)
-        self._news: deque[float] = deque(maxlen=_MOST_NEWS)
+        self._news: deque[float] = deque(maxlen=_MAX_NEWS)
         """When the last ones came."""
         self.failure: Failure | None = None
         """Its last one."""
@@ -194,8 +194,8 @@ class Member:
         """It told of itself once more, which costs time that belongs to those who generate. Raises ProtocolError where
         that is too often."""
         now = trio.current_time()
-        if len(self._news) == _MOST_NEWS and now - self._news[0] < _NEWS_SECONDS:
-            raise ProtocolError(f"node {self.node_id!r} told of itself {_MOST_NEWS} times within {_NEWS_SECONDS:g} s")
+        if len(self._news) == _MAX_NEWS and now - self._news[0] < _NEWS_SECONDS:
+            raise ProtocolError(f"node {self.node_id!r} told of itself {_MAX_NEWS} times within {_NEWS_SECONDS:g} s")
         self._news.append(now)
 
     def has_failed(self, failure: Failure | None) -> None:

@@ -1,4 +1,4 @@
-"""Where nodes join: the port that they dial, who may come through the door behind it, and this machine's own nodes."""
+"""Where nodes join: the port that they dial, who may join, and this machine's own nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 
 import trio
 
-from core.coordinator.door import open_door
+from core.coordinator.enrolment import open_enrolment
 from core.coordinator.local_nodes import LOCAL_PREFIX, run_local_nodes
 from core.coordinator.members import Members
 from core.coordinator.routes import Routes
@@ -51,16 +51,19 @@ class NodePort:
         """Until `end`, also if it is cancelled before: then all members are told, and let go."""
         settings = self.settings
         with trio.CancelScope(shield=True):
-            async with open_door(settings.node_host, settings.state_dir) as door, trio.open_nursery() as nursery:
+            async with (
+                open_enrolment(settings.node_host, settings.state_dir) as enrolment,
+                trio.open_nursery() as nursery,
+            ):
                 local_token = secrets.token_bytes(32)
-                server = NodeServer(self.members, self.routes, door, local_token, settings.local_nodes)
+                server = NodeServer(self.members, self.routes, enrolment, local_token, settings.local_nodes)
                 listen = partial(self.transport.listen, settings.node_host, settings.node_port, server.serve)
-                port: int = await nursery.start(partial(listen, credentials=door.credentials))
+                port: int = await nursery.start(partial(listen, credentials=enrolment.credentials))
                 place = Serving(port, settings.advertise or _advertised(settings.node_host))
-                await door.announce(place)
-                if settings.announce and door.identity is not None:
-                    nursery.start_soon(self._be_found, place, door.identity)
-                nursery.start_soon(door.watch, self.members)
+                await enrolment.announce(place)
+                if settings.announce and enrolment.identity is not None:
+                    nursery.start_soon(self._be_found, place, enrolment.identity)
+                nursery.start_soon(enrolment.watch, self.members)
                 if settings.local_nodes:
                     nursery.start_soon(run_local_nodes, *_local_command(settings, port), local_token)
                 task_status.started(port)

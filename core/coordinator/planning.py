@@ -119,7 +119,7 @@ class Planning:
 
     def _local_memory(self) -> int:
         """Each local node's share, whatever the coordinator and its siblings hold by the time it measures."""
-        free = max(0, self.free_at_start - self.model.ends_bytes(self.precision))
+        free = max(0, self.free_at_start - self.model.embed_and_head_bytes(self.precision))
         return free // max(1, self.settings.local_nodes)
 
 

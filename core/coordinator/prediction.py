@@ -9,7 +9,7 @@ from core.interfaces.planner import Candidate, Plan, PlanRequest
 
 BETTER = 0.15
 """The part of a token's time that a plan has to save before it takes the place of one that serves."""
-LEAST_SAVING = 0.002
+MIN_SAVING_SECONDS = 0.002
 """Seconds of a token's time: less than that is within what measuring speeds and links is off by."""
 LONGER = 1.5
 """How many times the context it has to have room for."""
@@ -50,7 +50,7 @@ def gain(new: Prediction, old: Prediction) -> str:
 
     A plan that gains in one must not lose as much in the other: so of two plans at most one is better than the other.
     """
-    faster = 0 < new.token_seconds <= min((1 - BETTER) * old.token_seconds, old.token_seconds - LEAST_SAVING)
+    faster = 0 < new.token_seconds <= min((1 - BETTER) * old.token_seconds, old.token_seconds - MIN_SAVING_SECONDS)
     slower = new.token_seconds > old.token_seconds / (1 - BETTER) > 0
     longer = new.context >= LONGER * max(1, old.context)
     shorter = LONGER * new.context <= old.context

@@ -6,7 +6,7 @@ import hmac
 import logging
 
 import core
-from core.coordinator.door import Door
+from core.coordinator.enrolment import Enrolment
 from core.coordinator.members import Member, Members
 from core.coordinator.routes import Routes
 from core.errors import ChannelClosed, ProtocolError, TrustError
@@ -37,12 +37,17 @@ class NodeServer:
     """`serve` is the transport's handler: one connection, one member, until it ends."""
 
     def __init__(
-        self, members: Members, routes: Routes, door: Door, local_token: bytes | None = None, local_nodes: int = 0
+        self,
+        members: Members,
+        routes: Routes,
+        enrolment: Enrolment,
+        local_token: bytes | None = None,
+        local_nodes: int = 0,
     ) -> None:
         """A node that shows `local_token` is one of `local_nodes`, which share this machine's memory."""
         self._members = members
         self._routes = routes
-        self._door = door
+        self._enrolment = enrolment
         self._local_token = local_token
         self._local_nodes = local_nodes
 
@@ -70,7 +75,7 @@ class NodeServer:
             await link.end_with(refusal)
             raise ProtocolError(f"{link.peer} was refused", refusal.message)
         try:
-            credential = await self._door.admit(link, hello, nonce)
+            credential = await self._enrolment.admit(link, hello, nonce)
         except TrustError as error:
             await link.end_with(Error(ErrorCode.NOT_A_MEMBER, clipped(error.message)))
             raise
@@ -88,7 +93,7 @@ class NodeServer:
             return
         connected = [other.credential.fingerprint for other in self._members.all() if other.credential]
         if credential.fingerprint not in connected:
-            await self._door.left(credential)
+            await self._enrolment.left(credential)
 
     async def _listen(self, member: Member) -> None:
         reason = ""

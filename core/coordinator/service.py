@@ -31,7 +31,7 @@ class Parting(RouteError):
 
 @dataclass(frozen=True, slots=True)
 class ServiceParts:
-    """What the services of all routes of one model share. `keeps` and `rolls_back` as in Admission."""
+    """What the services of all routes of one model share. `keeps` and `can_truncate` as in Admission."""
 
     head: Head
     compute: ComputeThread
@@ -39,7 +39,7 @@ class ServiceParts:
     queue: WaitingQueue
     max_sessions: int
     keeps: bool
-    rolls_back: bool
+    can_truncate: bool
 
 
 class RouteService:
@@ -56,7 +56,7 @@ class RouteService:
             self._left,
             max_sessions=shared.max_sessions,
             keeps=shared.keeps,
-            rolls_back=shared.rolls_back,
+            can_truncate=shared.can_truncate,
         )
         self.scheduler = Scheduler(route, shared.head, shared.compute, self.admission, shared.telemetry, on_idle)
         self._telemetry = shared.telemetry

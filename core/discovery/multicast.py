@@ -19,7 +19,7 @@ from core.errors import NoMulticast
 
 SERVICE = "_core-cluster._tcp.local."
 FIND_SECONDS = 3.0
-MOST_FOUND = 32
+MAX_FOUND = 32
 """Clusters that are looked at: anyone on the network may announce as many as it likes."""
 _START_SECONDS = 5.0
 _STOP_SECONDS = 2.0
@@ -108,7 +108,7 @@ def _is_address(host: str) -> bool:
 
 def _find(seconds: float) -> list[Advert]:
     deadline = time.monotonic() + seconds
-    names: queue.Queue[str] = queue.Queue(MOST_FOUND)
+    names: queue.Queue[str] = queue.Queue(MAX_FOUND)
 
     def note(zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
         if state_change is ServiceStateChange.Added and not names.full():
@@ -122,7 +122,7 @@ def _find(seconds: float) -> list[Advert]:
                 left = max(0.0, deadline - time.monotonic())
                 info = zeroconf.get_service_info(SERVICE, name, timeout=int(left * 1000))
                 advert = Advert.read(info.port, info.properties) if info else None
-                if advert is not None and len(found) < MOST_FOUND:
+                if advert is not None and len(found) < MAX_FOUND:
                     found.setdefault(advert.fingerprint, advert)
         finally:
             browser.cancel()

@@ -15,10 +15,10 @@ from litestar.types import ASGIApp
 from core.errors import NotReady, RequestError
 from core.gateway.access import OPEN
 from core.gateway.answers.answer import Answer
-from core.gateway.answers.chat import ChatWording
-from core.gateway.answers.completions import CompletionWording
-from core.gateway.answers.responses import ResponseWording
-from core.gateway.answers.wording import Wording
+from core.gateway.answers.chat import ChatFormatter
+from core.gateway.answers.completions import CompletionFormatter
+from core.gateway.answers.formatter import Formatter
+from core.gateway.answers.responses import ResponseFormatter
 from core.gateway.bridge import Bridge
 from core.gateway.dialects.dialect import Dialect, template_options
 from core.gateway.dialects.template import template_of
@@ -73,14 +73,14 @@ class Gateway:
         self,
         body: Body | ResponseBody,
         requests: tuple[GenerationRequest, ...],
-        wording: Wording,
+        formatter: Formatter,
         dialect: Dialect | None = None,
     ) -> Answer:
         if dialect is None:
-            return Answer(self.engine, self.bridge, requests, wording, body.stream, body.names)
+            return Answer(self.engine, self.bridge, requests, formatter, body.stream, body.names)
         asked = tuple(map(dialect.ask, requests))
         names = {**body.names, "grammar": dialect.grammar_field}
-        return Answer(self.engine, self.bridge, asked, wording, body.stream, names)
+        return Answer(self.engine, self.bridge, asked, formatter, body.stream, names)
 
     async def card(self) -> ModelCard:
         return await self.bridge.call(self.engine.card)
@@ -154,7 +154,7 @@ async def chat_completions(request: AnyRequest) -> ASGIApp:
     gateway.check(body.model)
     requests = body.generations(request.auth, await gateway.deadline(body.max_time))
     dialect = await gateway.dialect(body)
-    return gateway.answer(body, requests, ChatWording(gateway.model, body, len(requests), dialect), dialect)
+    return gateway.answer(body, requests, ChatFormatter(gateway.model, body, len(requests), dialect), dialect)
 
 
 @post("/v1/responses", status_code=200, opt={DOCUMENTED: Documentation(ResponseObject, ResponseBody, Event)})
@@ -164,7 +164,7 @@ async def responses(request: AnyRequest) -> ASGIApp:
     gateway.check(body.model)
     requests = (body.generation(request.auth, await gateway.deadline(body.max_time)),)
     dialect = await gateway.dialect(body)
-    return gateway.answer(body, requests, ResponseWording(gateway.model, body, dialect.reader()), dialect)
+    return gateway.answer(body, requests, ResponseFormatter(gateway.model, body, dialect.reader()), dialect)
 
 
 @post("/v1/completions", status_code=200, opt={DOCUMENTED: Documentation(Completion, CompletionBody, Completion)})
@@ -174,7 +174,7 @@ async def completions(request: AnyRequest) -> ASGIApp:
     gateway.check(body.model)
     requests = body.generations(request.auth, await gateway.deadline(body.max_time))
     echoes = [await _text(gateway, prompt) for prompt in body.prompts()] if body.echo else []
-    return gateway.answer(body, requests, CompletionWording(gateway.model, body, len(requests), echoes))
+    return gateway.answer(body, requests, CompletionFormatter(gateway.model, body, len(requests), echoes))
 
 
 async def _text(gateway: Gateway, prompt: str | tuple[int, ...]) -> str:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from core.interfaces.checkpoint import TensorInfo
-    from core.interfaces.quantizer import GroupedLinear, Linear, Table
+    from core.interfaces.quantizer import Embedding, GroupedLinear, Linear
 
 T = TypeVar("T")
 
@@ -22,8 +22,8 @@ class ModelSpec:
     """What the rest of the system needs to know of a model's config.
 
     `kv_width` is the number of values that one token leaves in one layer's KV cache (keys and values together).
-    `config` is the checkpoint's own config, in the words of a Hugging Face config.json. `rolls_back` says that what is
-    cached for a session can be cut back to any earlier position; recurrent families can't.
+    `config` is the checkpoint's own config, in the words of a Hugging Face config.json. `can_truncate` says that
+    what is cached for a session can be cut back to any earlier position; recurrent families can't.
     """
 
     architecture: str
@@ -34,7 +34,7 @@ class ModelSpec:
     kv_width: int
     tied_head: bool
     config: Mapping[str, Any]
-    rolls_back: bool = True
+    can_truncate: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class TensorSpec:
 
     One of three dimensions has a weight for each expert: [experts, out_features, in_features]. `transposed` says of
     experts' weights that they are stored as [..., in_features, out_features].
-    `table` says that rows of it are looked up by token, and that it multiplies where the head is tied to it.
+    `embedding` says that rows of it are looked up by token, and that it multiplies where the head is tied to it.
     `fp32` says that it is held in float32 whatever the compute dtype.
     """
 
@@ -51,7 +51,7 @@ class TensorSpec:
     shape: tuple[int, ...]
     packed: bool = False
     fp32: bool = False
-    table: bool = False
+    embedding: bool = False
     transposed: bool = False
 
     @property
@@ -88,7 +88,7 @@ class Weights(Protocol):
         tensor [experts, out_features].
         """
 
-    def table(self, name: str) -> Table:
+    def embedding(self, name: str) -> Embedding:
         """The named embedding, packed where the quantizer can look up rows: it serves as a tied head as well."""
 
     def made(self, names: Sequence[str], make: Callable[[Mapping[str, Tensor]], T]) -> T:
@@ -99,14 +99,14 @@ class Weights(Protocol):
         """
 
 
-class Held(Protocol):
+class SessionState(Protocol):
     """Something that an architecture keeps for a session."""
 
     @property
     def nbytes(self) -> int:
         """Bytes held; they count as the session's cache."""
 
-    def prefix(self, length: int) -> Held:
+    def prefix(self, length: int) -> SessionState:
         """The same for another session whose first `length` tokens are this one's, with memory of its own.
 
         Raises StageError where it can't be cut back to them.
@@ -125,7 +125,7 @@ class BatchSegment(Protocol):
         """The position of the first one. What the session cached from there on is no longer true."""
 
     @property
-    def state(self) -> dict[str, Held]:
+    def state(self) -> dict[str, SessionState]:
         """What the architecture keeps for this session on this stage: it lives and dies with the session's cache."""
 
 
@@ -193,7 +193,7 @@ class PiecewiseStack(LayerStack, Protocol):
         """Each layer's position encoding of int64 [rows]: tensors [rows, ...]."""
 
 
-class Ends(Protocol):
+class EmbedAndHead(Protocol):
     """The coordinator's share of a model: what comes before the first layer and after the last."""
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ class Architecture(ABC):
         """The tensors of one decoder layer, by their names in the checkpoint."""
 
     @abstractmethod
-    def end_tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+    def non_layer_tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         """Embedding, final norm and LM head (which a tied model does not have)."""
 
     @abstractmethod
@@ -235,5 +235,5 @@ class Architecture(ABC):
         """Reads each tensor of `layers` once, in order, and returns the stack that computes them."""
 
     @abstractmethod
-    def build_ends(self, spec: ModelSpec, weights: Weights) -> Ends:
+    def build_embed_and_head(self, spec: ModelSpec, weights: Weights) -> EmbedAndHead:
         """Reads the end tensors and returns the embedding and the head."""

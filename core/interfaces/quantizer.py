@@ -37,7 +37,7 @@ class GroupedLinear(Protocol):
         """
 
 
-class Table(Linear, Protocol):
+class Embedding(Linear, Protocol):
     """A packed weight whose rows can be looked up too, as an embedding's are."""
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -48,8 +48,8 @@ class Quantizer(ABC):
     """Two verbs: say how large a weight will be, and pack it. Packing is per tensor, as it is read."""
 
     name: ClassVar[str]
-    tables: ClassVar[bool] = False
-    """Whether `pack_table` gives a Table. Embeddings, and heads tied to them, stay in the compute dtype otherwise."""
+    packs_embeddings: ClassVar[bool] = False
+    """Whether `pack_embedding` packs. If not, embeddings and heads tied to them stay in the compute dtype."""
     compute: ClassVar[DType] = DType.FP16
     """What layers compute in where the user names nothing."""
 
@@ -61,9 +61,9 @@ class Quantizer(ABC):
     def pack(self, weight: Tensor, bias: Tensor | None, *, dtype: torch.dtype, device: torch.device) -> Linear:
         """Packs `weight` [out_features, in_features], as it was read, to multiply in `dtype` on `device`."""
 
-    def pack_table(self, weight: Tensor, *, dtype: torch.dtype, device: torch.device) -> Table:
-        """As `pack`, of an embedding. Called only where `tables`."""
-        return cast("Table", self.pack(weight, None, dtype=dtype, device=device))
+    def pack_embedding(self, weight: Tensor, *, dtype: torch.dtype, device: torch.device) -> Embedding:
+        """As `pack`, of an embedding. Called only where `packs_embeddings`."""
+        return cast("Embedding", self.pack(weight, None, dtype=dtype, device=device))
 
     def report(self, device: torch.device) -> str:
         """What multiplies on `device`, for `core doctor`: found by trying. Empty where there is nothing to say."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
 
-LEAST_MESSAGE = 512 * 1024
+MIN_MESSAGE_BYTES = 512 * 1024
 """Bytes that every transport moves in one message: core sends none that is larger."""
 
 
@@ -76,7 +76,7 @@ Handler = Callable[[Channel], Awaitable[None]]
 class Transport(ABC):
     name: ClassVar[str]
     max_message: ClassVar[int]
-    """The largest message in bytes that a channel takes, `LEAST_MESSAGE` or more; a peer that sends a larger one is
+    """The largest message in bytes that a channel takes, `MIN_MESSAGE_BYTES` or more; a peer that sends a larger one is
     cut off."""
 
     @abstractmethod

@@ -87,7 +87,7 @@ class WholeModel:
     """All of a model's layers and ends on one device, with one greedy session."""
 
     def __init__(self, model: Model, precision: Precision, device: torch.device, *, compiles: bool = False) -> None:
-        self._ends = model.load_ends(precision, device)
+        self._embed_and_head = model.load_embed_and_head(precision, device)
         layers = replace(precision, quantizer=Opaque(precision.quantizer)) if compiles else precision
         self._stage, _ = model.load_stage(range(model.spec.layers), layers, device)
         if compiles:
@@ -111,7 +111,7 @@ class WholeModel:
         lap("embed")
         hidden = self._run(hidden, position)
         lap("layers")
-        logits = self._ends.logits(hidden)[-1:]
+        logits = self._embed_and_head.logits(hidden)[-1:]
         lap("head")
         require_finite(logits)
         [token] = choose(logits, [self._sampler], [position])
@@ -121,7 +121,7 @@ class WholeModel:
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int], position: int) -> Tensor:
         """float32 [1, vocab_size] after the last of `tokens`, the first of which is at `position`."""
-        return self._ends.logits(self._run(self._embed(tokens), position))
+        return self._embed_and_head.logits(self._run(self._embed(tokens), position))
 
     def profile(self, prompt: Sequence[int], tokens: int) -> Profile:
         """Of the first `tokens` tokens after the prompt. Raises ConfigError where torch can't profile the device."""
@@ -147,7 +147,7 @@ class WholeModel:
         return _by_kind(seconds)
 
     def _embed(self, tokens: Sequence[int]) -> Tensor:
-        return self._ends.embed(torch.tensor(tokens, dtype=torch.int64, device=self._device))
+        return self._embed_and_head.embed(torch.tensor(tokens, dtype=torch.int64, device=self._device))
 
     def _run(self, hidden: Tensor, position: int) -> Tensor:
         return self._stage.run(hidden, [_Rows(1, position, len(hidden), 1)], outputs_only=True)
@@ -201,7 +201,7 @@ def made_up_prompt(model: Model, length: int, tokens: int) -> list[int]:
 
 def refuse_too_large(model: Model, precision: Precision, device: torch.device, tokens: int) -> None:
     """Raises ConfigError where the model with `tokens` tokens of KV cache takes more than the device has free."""
-    needed = model.ends_bytes(precision) + sum(
+    needed = model.embed_and_head_bytes(precision) + sum(
         model.layer_bytes(layer, precision) + model.kv_bytes(capacity(tokens), precision)
         for layer in range(model.spec.layers)
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from core.interfaces.quantizer import GroupedLinear, Linear, Quantizer
 from core.runtime.kernel_choice import normal, timed
-from core.runtime.plain import Plain, PlainLinear
+from core.runtime.unquantized import Plain, PlainLinear
 
 _ALIGNMENT = 16
 """torch's kernel for all experts wants multiples of so many features."""

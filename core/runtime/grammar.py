@@ -24,7 +24,7 @@ _KEPT = 64
 """Compiled grammars: clients send the same ones again and again."""
 _BLANK = r"[ \n\r\t]{1,40}"
 """Between what JSON is made of. It ends: a model that is unsure likes to go on with blanks."""
-_MOST_SIBLINGS = 100
+_MAX_SIBLINGS = 100
 """Parts of a faulty schema that are looked at, at each depth, to say where the fault is."""
 
 
@@ -90,7 +90,7 @@ class Grammars:
         definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
         pointer, inside = "", schema
         while inside is not None:
-            parts = islice(_parts(inside), _MOST_SIBLINGS)
+            parts = islice(_parts(inside), _MAX_SIBLINGS)
             faulty = (
                 (place, part)
                 for place, part in parts

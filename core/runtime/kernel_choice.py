@@ -29,7 +29,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """In standard deviations of the product: what rounding to the dtype does, with room."""
 
 _LAST = len(ROWS) - 1
-_TRIES, _LEAST_TRIES = 5, 2
+_TRIES, _MIN_TRIES = 5, 2
 _SECONDS = 0.02
 """Once trying has taken so long, it ends."""
 _CLOSE = 2.0
@@ -37,7 +37,7 @@ _CLOSE = 2.0
 _SET_UP = 5e-3
 """What a first call may take to get ready: what took no more is tried again in any case."""
 _FAR = 4.0
-_PRODUCTS, _VALUES, _LEAST_OUTPUTS, _ALIGNMENT = 1 << 26, 1 << 21, 256, 64
+_PRODUCTS, _VALUES, _MIN_OUTPUTS, _ALIGNMENT = 1 << 26, 1 << 21, 256, 64
 """Of a large weight only the first output features are tried: about so many products, of so many values."""
 _WORTH_KEEPING = 1 << 18
 """A weight of fewer values is tried anew by each process."""
@@ -65,7 +65,7 @@ class Product:
     def outputs(self, rows: int) -> int:
         """How many output features to try with so many rows."""
         within = min(_PRODUCTS // (rows * self.in_features), _VALUES // self.in_features)
-        return min(self.out_features, max(_LEAST_OUTPUTS, within // _ALIGNMENT * _ALIGNMENT))
+        return min(self.out_features, max(_MIN_OUTPUTS, within // _ALIGNMENT * _ALIGNMENT))
 
 
 class Kernels(Generic[L]):
@@ -196,7 +196,7 @@ def timed(calls: Mapping[str, Callable[[], Tensor]], clock: Clock | None = None)
         if _agrees(calls[name], expected):
             seconds[name] = clock() - began
     for number in range(_TRIES):
-        if number >= _LEAST_TRIES and clock() - started > _SECONDS:
+        if number >= _MIN_TRIES and clock() - started > _SECONDS:
             break
         close = max(_CLOSE * min(seconds.values()), 0 if number else _SET_UP)
         for name in [name for name, spent in seconds.items() if spent <= close]:

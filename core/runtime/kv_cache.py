@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.errors import StageError
-from core.interfaces.architecture import Held
+from core.interfaces.architecture import SessionState
 from core.runtime.device import fast_dtype
 
 _BLOCK = 256
@@ -94,7 +94,7 @@ class SessionCache:
 
     def __init__(self, layers: range) -> None:
         self.layers = {layer: LayerCache() for layer in layers}
-        self.state: dict[str, Held] = {}
+        self.state: dict[str, SessionState] = {}
         self.length = 0
 
     @property
@@ -158,7 +158,7 @@ class CacheStore:
         """Begins the session `target` with the first `length` tokens of `source`, in memory of its own.
 
         Raises StageError, and changes nothing, where `source` holds fewer, or keeps a state that can't be cut back
-        (see ModelSpec.rolls_back).
+        (see ModelSpec.can_truncate).
         """
         cache = self._sessions.get(source)
         held = cache.length if cache is not None else 0
@@ -183,7 +183,7 @@ class _Part:
     cache: SessionCache
 
     @property
-    def state(self) -> dict[str, Held]:
+    def state(self) -> dict[str, SessionState]:
         return self.cache.state
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from core.errors import ConfigError
-from core.interfaces.architecture import Architecture, Ends, LayerStack, ModelSpec, TensorSpec
+from core.interfaces.architecture import Architecture, EmbedAndHead, LayerStack, ModelSpec, TensorSpec
 from core.interfaces.checkpoint import Checkpoint, Progress, Source
 from core.interfaces.dtypes import DType
 from core.interfaces.quantizer import Quantizer
@@ -18,9 +18,9 @@ from core.plugins import PluginHost
 from core.runtime.device import refuse_dtype, torch_dtype
 from core.runtime.held_layers import Parts
 from core.runtime.memory import large_blocks_returned
-from core.runtime.plain import Plain
 from core.runtime.stage import Stage
-from core.runtime.weights import StageWeights, check_tensors, table_quantizer
+from core.runtime.unquantized import Plain
+from core.runtime.weights import StageWeights, check_tensors, embedding_quantizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Precision:
     keep_head: bool = False
 
     @property
-    def of_ends(self) -> Precision:
+    def of_embed_and_head(self) -> Precision:
         return replace(self, quantizer=Plain()) if self.keep_head else self
 
     @property
@@ -59,14 +59,14 @@ def choose_wire(wire: str, compute: DType, checkpoint: Checkpoint) -> DType:
 
 
 class Model:
-    """Sizes are known once it is open; weights are read by `load_stage` and `load_ends` alone."""
+    """Sizes are known once it is open; weights are read by `load_stage` and `load_embed_and_head` alone."""
 
     def __init__(self, checkpoint: Checkpoint, architecture: Architecture) -> None:
         self.checkpoint = checkpoint
         self.architecture = architecture
         try:
             self.spec: ModelSpec = architecture.read_model(checkpoint.config, checkpoint.tensors)
-            check_tensors(checkpoint, self._end_specs())
+            check_tensors(checkpoint, self._non_layer_specs())
             for layer in range(self.spec.layers):
                 check_tensors(checkpoint, self._layer_specs(layer))
         # A config may say anything where something else is expected.
@@ -95,9 +95,9 @@ class Model:
         """What one layer's KV cache of `tokens` tokens holds."""
         return tokens * self.spec.kv_width * precision.compute.itemsize
 
-    def ends_bytes(self, precision: Precision) -> int:
+    def embed_and_head_bytes(self, precision: Precision) -> int:
         """What embedding, norm and head hold on the coordinator."""
-        return _held_bytes(self._end_specs(), precision.of_ends)
+        return _held_bytes(self._non_layer_specs(), precision.of_embed_and_head)
 
     def layer_tensor_names(self, layers: Sequence[int]) -> list[str]:
         return [spec.name for layer in layers for spec in self._layer_specs(layer)]
@@ -106,8 +106,8 @@ class Model:
         """Brings the files that hold `layers` to this machine."""
         self.checkpoint.fetch(self.layer_tensor_names(layers), progress)
 
-    def fetch_ends(self, progress: Progress | None = None) -> None:
-        self.checkpoint.fetch([spec.name for spec in self._end_specs()], progress)
+    def fetch_embed_and_head(self, progress: Progress | None = None) -> None:
+        self.checkpoint.fetch([spec.name for spec in self._non_layer_specs()], progress)
 
     def load_stage(
         self,
@@ -154,10 +154,12 @@ class Model:
         with large_blocks_returned():
             return self.architecture.build_layers(self.spec, layers, weights), weights
 
-    def load_ends(self, precision: Precision, device: torch.device, progress: Progress | None = None) -> Ends:
-        weights = self._weights(self._end_specs(), precision.of_ends, device, progress)
+    def load_embed_and_head(
+        self, precision: Precision, device: torch.device, progress: Progress | None = None
+    ) -> EmbedAndHead:
+        weights = self._weights(self._non_layer_specs(), precision.of_embed_and_head, device, progress)
         with large_blocks_returned():
-            return self.architecture.build_ends(self.spec, weights)
+            return self.architecture.build_embed_and_head(self.spec, weights)
 
     def _weights(
         self,
@@ -180,16 +182,16 @@ class Model:
     def _stage_specs(self, layers: range) -> list[TensorSpec]:
         return [spec for layer in layers for spec in self._layer_specs(layer)]
 
-    def _end_specs(self) -> list[TensorSpec]:
-        return list(self.architecture.end_tensors(self.spec))
+    def _non_layer_specs(self) -> list[TensorSpec]:
+        return list(self.architecture.non_layer_tensors(self.spec))
 
 
 def _held_bytes(specs: list[TensorSpec], precision: Precision) -> int:
     held = 0
     for spec in specs:
-        if spec.packed or spec.table:
+        if spec.packed or spec.embedding:
             *experts, rows, columns = spec.weight_shape
-            quantizer = table_quantizer(precision.quantizer) if spec.table else precision.quantizer
+            quantizer = embedding_quantizer(precision.quantizer) if spec.embedding else precision.quantizer
             held += math.prod(experts) * quantizer.packed_bytes((rows, columns), precision.compute)
         else:
             size = (DType.FP32 if spec.fp32 else precision.compute).itemsize

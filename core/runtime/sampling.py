@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from core.errors import StageError
-from core.runtime import draws, draws_on_device
+from core.runtime import sample_cpu, sample_cuda
 from core.runtime.sampling_params import SamplingParams
 
 
@@ -133,7 +133,7 @@ def _choose_one(logits: Tensor, sampler: Sampler, position: int) -> int:
         sampler.adjust(logits)
     if sampler.params.temperature == 0:
         return int(logits.numpy().argmax())
-    return draws.draw(logits.numpy(), sampler.params, uniform(sampler.seed, position))
+    return sample_cpu.draw(logits.numpy(), sampler.params, uniform(sampler.seed, position))
 
 
 def _choose_together(logits: Tensor, samplers: Sequence[Sampler], positions: Sequence[int]) -> list[int]:
@@ -152,6 +152,6 @@ def _choose_together(logits: Tensor, samplers: Sequence[Sampler], positions: Seq
             chosen = theirs.argmax(1).tolist()
         else:
             uniforms = [uniform(samplers[row].seed, positions[row]) for row in rows]
-            chosen = draws_on_device.draw(theirs, [samplers[row].params for row in rows], uniforms)
+            chosen = sample_cuda.draw(theirs, [samplers[row].params for row in rows], uniforms)
         tokens.update(zip(rows, chosen, strict=True))
     return [tokens[row] for row in range(len(samplers))]

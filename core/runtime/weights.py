@@ -12,10 +12,10 @@ from torch import Tensor
 from core.errors import CheckpointError
 from core.interfaces.architecture import TensorSpec
 from core.interfaces.checkpoint import Checkpoint, Progress
-from core.interfaces.quantizer import GroupedLinear, Linear, Quantizer, Table
+from core.interfaces.quantizer import Embedding, GroupedLinear, Linear, Quantizer
 from core.runtime.experts import pack_experts
 from core.runtime.held_layers import Key, Part, Parts
-from core.runtime.plain import Plain
+from core.runtime.unquantized import Plain
 
 T = TypeVar("T")
 
@@ -98,13 +98,13 @@ class StageWeights:
 
         return self._part(("experts", *(name for names in weights for name in names)), make)
 
-    def table(self, name: str) -> Table:
-        def make() -> tuple[Table, int]:
-            quantizer = table_quantizer(self._quantizer)
-            packed = quantizer.pack_table(self._read(name), dtype=self.dtype, device=self.device)
+    def embedding(self, name: str) -> Embedding:
+        def make() -> tuple[Embedding, int]:
+            quantizer = embedding_quantizer(self._quantizer)
+            packed = quantizer.pack_embedding(self._read(name), dtype=self.dtype, device=self.device)
             return packed, packed.nbytes
 
-        return self._part(("table", name), make)
+        return self._part(("embedding", name), make)
 
     def made(self, names: Sequence[str], make: Callable[[Mapping[str, Tensor]], T]) -> T:
         def read() -> tuple[T, int]:
@@ -173,6 +173,6 @@ class StageWeights:
             self._progress(self.read_bytes, self._total)
 
 
-def table_quantizer(quantizer: Quantizer) -> Quantizer:
+def embedding_quantizer(quantizer: Quantizer) -> Quantizer:
     """What packs an embedding where `quantizer` packs linear weights."""
-    return quantizer if quantizer.tables else Plain()
+    return quantizer if quantizer.packs_embeddings else Plain()

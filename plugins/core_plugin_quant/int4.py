@@ -65,7 +65,7 @@ class Int4Linear:
 
 class Int4(Quantizer):
     name = "int4"
-    tables = True
+    packs_embeddings = True
     compute = DType.BF16
 
     def packed_bytes(self, shape: tuple[int, int], dtype: DType) -> int:

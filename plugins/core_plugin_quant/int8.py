@@ -38,7 +38,7 @@ class Int8Linear:
 
 class Int8(Quantizer):
     name = "int8"
-    tables = True
+    packs_embeddings = True
     compute = DType.BF16
 
     def packed_bytes(self, shape: tuple[int, int], dtype: DType) -> int:

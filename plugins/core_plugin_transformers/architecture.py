@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from core import Architecture, Ends, LayerStack, ModelSpec, TensorInfo, TensorSpec, Weights
+from core import Architecture, EmbedAndHead, LayerStack, ModelSpec, TensorInfo, TensorSpec, Weights
 from core_plugin_transformers import config as configs
 
 if TYPE_CHECKING:
@@ -32,18 +32,18 @@ class Transformers(Architecture):
     def layer_tensors(self, spec: ModelSpec, layer: int) -> tuple[TensorSpec, ...]:
         return tuple(tensor for recipe in _own(spec).by_layer[layer] for tensor in recipe.specs)
 
-    def end_tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
-        return tuple(tensor for recipe in _own(spec).ends for tensor in recipe.specs)
+    def non_layer_tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
+        return tuple(tensor for recipe in _own(spec).non_layer for tensor in recipe.specs)
 
     def build_layers(self, spec: ModelSpec, layers: range, weights: Weights) -> LayerStack:
         from core_plugin_transformers.loading import build_stack
 
         return build_stack(_own(spec), layers, weights)
 
-    def build_ends(self, spec: ModelSpec, weights: Weights) -> Ends:
-        from core_plugin_transformers.loading import build_ends
+    def build_embed_and_head(self, spec: ModelSpec, weights: Weights) -> EmbedAndHead:
+        from core_plugin_transformers.loading import build_embed_and_head
 
-        return build_ends(_own(spec), weights)
+        return build_embed_and_head(_own(spec), weights)
 
 
 def _own(spec: ModelSpec) -> TransformersSpec:

@@ -10,7 +10,7 @@ from core import ConfigError
 ENDLESS = 131_072
 """Tokens of context that are assumed of a model whose config names no bound."""
 
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 """More are refused before a module is made for each."""
 _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
@@ -30,8 +30,8 @@ def read(config: Mapping[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING
 
     kind = config.get("model_type")
-    if any(isinstance(count := config.get(key), int) and count > MOST_LAYERS for key in _LAYER_COUNTS):
-        raise ConfigError(f"the config of this {kind} model has more than {MOST_LAYERS} layers")
+    if any(isinstance(count := config.get(key), int) and count > MAX_LAYERS for key in _LAYER_COUNTS):
+        raise ConfigError(f"the config of this {kind} model has more than {MAX_LAYERS} layers")
     _refuse_what_is_no_decoder(config)
     kept = {key: value for key, value in config.items() if key not in ("quantization_config", "auto_map")}
     try:

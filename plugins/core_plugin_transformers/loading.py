@@ -11,7 +11,7 @@ from core import GroupedLinear, Weights
 from core_plugin_transformers import config as configs
 from core_plugin_transformers.experts import PackedExperts
 from core_plugin_transformers.names import Recipe
-from core_plugin_transformers.packed import PackedLinear, PackedTable
+from core_plugin_transformers.packed import PackedEmbedding, PackedLinear
 from core_plugin_transformers.skeleton import Skeleton
 from core_plugin_transformers.spec import TransformersSpec, name_of
 from core_plugin_transformers.stack import ModelEnds, Stack
@@ -25,10 +25,10 @@ def build_stack(spec: TransformersSpec, layers: range, weights: Weights) -> Stac
     return Stack(skeleton, layers)
 
 
-def build_ends(spec: TransformersSpec, weights: Weights) -> ModelEnds:
+def build_embed_and_head(spec: TransformersSpec, weights: Weights) -> ModelEnds:
     skeleton = Skeleton(configs.read(spec.config), weights.dtype)
     skeleton.leave_out(range(spec.layers), spec.reply)
-    values, modules = _read(spec.ends, skeleton, weights)
+    values, modules = _read(spec.non_layer, skeleton, weights)
     if spec.tied_head:
         _tie(skeleton.model, values, modules)
     _place(skeleton, values, modules, weights)
@@ -47,8 +47,8 @@ def _read(
         if recipe.linear:
             linear = weights.linear(source.removesuffix(".weight"))
             modules[module] = PackedLinear(linear, skeleton.model.get_submodule(module))
-        elif recipe.table:
-            modules[module] = PackedTable(weights.table(source))
+        elif recipe.embedding:
+            modules[module] = PackedEmbedding(weights.embedding(source))
         elif recipe.experts:
             module, _, projection = recipe.target.rpartition(".")
             experts.setdefault(module, {})[projection] = weights.experts(*recipe.experts, bias=recipe.bias)
@@ -62,7 +62,7 @@ def _read(
 def _tie(model: Any, values: dict[str, Tensor], modules: dict[str, nn.Module]) -> None:
     head, embedding = model.get_output_embeddings(), name_of(model, model.get_input_embeddings())
     table = modules.get(embedding)
-    if isinstance(table, PackedTable):
+    if isinstance(table, PackedEmbedding):
         modules[name_of(model, head)] = PackedLinear(table.packed, head)
     else:
         values[f"{name_of(model, head)}.weight"] = values[f"{embedding}.weight"]

@@ -36,8 +36,8 @@ _Sources = dict[str, tuple[Any, list[tuple[str, str]]]]
 class Recipe:
     """How one parameter (or what one conversion gives) comes from the checkpoint.
 
-    `sources` are pairs of the conversion's pattern and a checkpoint's name. Weights of `linear` and `table` are packed,
-    and those of `experts`, which has their names as `Weights.experts` wants them, with `bias`.
+    `sources` are pairs of the conversion's pattern and a checkpoint's name. Weights of `linear` and `embedding` are
+    packed, and those of `experts`, which has their names as `Weights.experts` wants them, with `bias`.
     """
 
     target: str
@@ -45,7 +45,7 @@ class Recipe:
     conversion: Any
     specs: tuple[TensorSpec, ...]
     linear: bool = False
-    table: bool = False
+    embedding: bool = False
     experts: tuple[tuple[str, ...], ...] = ()
     bias: str | None = None
 
@@ -101,7 +101,7 @@ def recipes(model: Any, tensors: Mapping[str, TensorInfo], layer_prefix: str) ->
 
 def _packed(module: str, name: str, biased: bool, like: nn.Module, state: Mapping[str, Tensor]) -> Recipe:
     target, linear = f"{module}.weight", isinstance(like, nn.Linear)
-    specs = [TensorSpec(name, tuple(state[target].shape), packed=linear, table=not linear)]
+    specs = [TensorSpec(name, tuple(state[target].shape), packed=linear, embedding=not linear)]
     if linear and biased:
         specs.append(TensorSpec(f"{name.removesuffix('.weight')}.bias", tuple(state[f"{module}.bias"].shape)))
     return Recipe(target, ((name, name),), None, tuple(specs), linear, not linear)
@@ -183,9 +183,9 @@ def _packable(model: Any, layer_prefix: str) -> dict[str, nn.Module]:
         for child, module in parent.named_children():
             path = f"{name}.{child}".removeprefix(".")
             linear = type(module) is nn.Linear and (module is head or path.startswith(layer_prefix))
-            table = type(module) is nn.Embedding and module is embedding
+            embeds = type(module) is nn.Embedding and module is embedding
             experts = are_experts(module) and path.startswith(layer_prefix)
-            if (linear or table or experts) and not _touched(child, module, type(parent)):
+            if (linear or embeds or experts) and not _touched(child, module, type(parent)):
                 found[path] = module
     if head.bias is not None or head not in found.values():
         return {path: module for path, module in found.items() if module is not embedding}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from core import Linear, Table
+from core import Embedding, Linear
 
 
 class PackedLinear(nn.Module):
@@ -18,8 +18,8 @@ class PackedLinear(nn.Module):
         return self.packed(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
 
 
-class PackedTable(nn.Module):
-    def __init__(self, packed: Table) -> None:
+class PackedEmbedding(nn.Module):
+    def __init__(self, packed: Embedding) -> None:
         super().__init__()
         self.packed = packed
 

@@ -19,13 +19,13 @@ from core_plugin_transformers.skeleton import Skeleton, probe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersSpec(ModelSpec):
-    """`by_layer` makes each layer's parameters; the first layer's include what runs before it. `ends` makes the rest.
+    """`by_layer` makes each layer's parameters; the first layer's include what runs before it.
 
-    `reply` is the form of a layer's result.
+    `non_layer` makes the rest. `reply` is the form of a layer's result.
     """
 
     by_layer: tuple[tuple[Recipe, ...], ...]
-    ends: tuple[Recipe, ...]
+    non_layer: tuple[Recipe, ...]
     reply: int
 
 
@@ -50,9 +50,9 @@ def read_spec(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> T
         kv_width=configs.kv_width(own, caching),
         tied_head=tied,
         config=config,
-        rolls_back=not any(is_recurrent(layer) for layer in cached),
+        can_truncate=not any(is_recurrent(layer) for layer in cached),
         by_layer=tuple(tuple(early * (n == 0) + layer) for n, layer in enumerate(layers)),
-        ends=tuple(recipe for recipe in outer if recipe not in early),
+        non_layer=tuple(recipe for recipe in outer if recipe not in early),
         reply=reply,
     )
 

@@ -13,9 +13,9 @@ from core import Channel, CoreError, Credentials, Handler, Transport
 from core.errors import leaves
 from core_plugin_websocket import tls
 from core_plugin_websocket.channel import MAX_MESSAGE, Connection, WebSocketChannel
+from core_plugin_websocket.connection_limits import Full, Limits, RateLimitedLog, Seats
 from core_plugin_websocket.failures import address, connect_failed, listen_failed
 from core_plugin_websocket.handshake import accept_client, greet_server
-from core_plugin_websocket.seats import Full, Limits, Seats, Seldom
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class TrioWebsocketTransport(Transport):
         credentials: Credentials | None = None,
         task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        seats, worth_a_line = Seats(self._limits), Seldom(SECONDS_BETWEEN_REFUSALS)
+        seats, worth_a_line = Seats(self._limits), RateLimitedLog(SECONDS_BETWEEN_REFUSALS)
 
         async def admit(stream: trio.SocketStream) -> None:
             try:

@@ -37,7 +37,7 @@ def admission_to(queue: WaitingQueue, counted: Counted) -> Admission:
         kv_tokens=BUDGET, kv_capacity=BUDGET, is_settled=True, failure=None, epoch=1, hops=[SimpleNamespace(number=1)]
     )
     return Admission(
-        cast(Route, route), queue, counted.begin, counted.leave, max_sessions=8, keeps=False, rolls_back=True
+        cast(Route, route), queue, counted.begin, counted.leave, max_sessions=8, keeps=False, can_truncate=True
     )
 
 

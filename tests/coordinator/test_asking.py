@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from core.coordinator import waiting_room
-from core.coordinator.waiting_room import BEGUN_PER_ADDRESS, MOST, MOST_PER_ADDRESS
+from core.coordinator import join_requests
+from core.coordinator.join_requests import MAX_BEGUN_PER_ADDRESS, MAX_PER_ADDRESS, MAX_WAITING
 from core.errors import ConfigError, TrustError
 from core.link import Link, first_message, open_link
 from core.node.agent import run_node
@@ -131,7 +131,7 @@ async def test_a_friend_who_is_denied_is_told_and_forgets_the_cluster(model: Pat
 async def test_a_host_who_says_nothing_has_said_no(
     model: Path, state: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting_room, "ASK_SECONDS", 0.1)
+    monkeypatch.setattr(join_requests, "ASK_SECONDS", 0.1)
     async with open_to_friends(model, state) as cluster:
         anna = Friend(cluster, state, fingerprint(state))
         with pytest.raises(TrustError, match="did not answer within"):
@@ -195,24 +195,24 @@ async def test_so_many_ask_and_no_more(model: Path, state: StateDir) -> None:
         def asks(number: int) -> Asks:
             return Asks(cluster.network, port, listener, f"192.168.2.{number}")
 
-        for _ in range(MOST_PER_ADDRESS):
+        for _ in range(MAX_PER_ADDRESS):
             await stack.enter_async_context(asks(1).waiting())
         async with asks(1).hello() as (_, answer):
             assert isinstance(answer, Error)
             assert "asked too often" in answer.message
-        for number in range(2, 2 + MOST - MOST_PER_ADDRESS):
+        for number in range(2, 2 + MAX_WAITING - MAX_PER_ADDRESS):
             await stack.enter_async_context(asks(number).waiting())
         async with asks(99).hello() as (_, answer):
             assert isinstance(answer, Error)
             assert "too many machines ask" in answer.message
-        askers = await asked(state, MOST)
+        askers = await asked(state, MAX_WAITING)
         assert {asker.name for asker in askers} == {"2Jx-y"}
 
 
 async def test_who_asks_again_and_again_is_turned_away(model: Path, state: StateDir) -> None:
     async with open_to_friends(model, state) as cluster:
         port, listener = cluster.coordinator.node_port, fingerprint(state)
-        for _ in range(BEGUN_PER_ADDRESS):
+        for _ in range(MAX_BEGUN_PER_ADDRESS):
             async with Asks(cluster.network, port, listener, FRIEND).waiting():
                 await asked(state)
             await asked(state, 0)

@@ -156,7 +156,7 @@ def test_who_waits_for_more_room_gets_it_also_on_a_route_that_is_closed(monkeypa
     )
     queue, begun = WaitingQueue(), []
     admission = Admission(
-        cast(Route, route), queue, begun.append, lambda: None, max_sessions=4, keeps=False, rolls_back=True
+        cast(Route, route), queue, begun.append, lambda: None, max_sessions=4, keeps=False, can_truncate=True
     )
     first, second = (_unbounded(number) for number in (1, 2))
     for session in (first, second):

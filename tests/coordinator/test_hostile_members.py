@@ -291,7 +291,7 @@ async def test_who_can_not_be_compared_does_not_stand_in(
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a", standby=True) as cluster:
             await cluster.ready()
-            monkeypatch.setattr("core.coordinator.referee.Referee.difference", failing)
+            monkeypatch.setattr("core.coordinator.parity_check.ParityCheck.difference", failing)
             await cluster.start_node("b")
             await cluster.until(lambda _: "b does not stand in for layers [0, 6)" in caplog.text)
             assert await cluster.text(prompt, TOKENS) == oracle

@@ -79,7 +79,7 @@ async def test_local_nodes_share_what_was_free_before_anything_was_loaded(
             await cluster.start_node("friend", max_memory=FREE)
             await cluster.ready()
             generator = inside(cluster).generator
-            share = int((FREE - generator.model.ends_bytes(generator.precision)) / 2 * USABLE)
+            share = int((FREE - generator.model.embed_and_head_bytes(generator.precision)) / 2 * USABLE)
     assert memory_of(asked[0]) == {"local-1": share, "local-2": share, "friend": FREE}
 
 

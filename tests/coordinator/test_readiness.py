@@ -251,12 +251,12 @@ async def test_a_model_is_closed_only_when_nothing_reads_it_any_more(
     order: list[str] = []
     begun, go_on, leave = threading.Event(), threading.Event(), trio.Event()
     checkpoint = type(PluginHost.installed().open_checkpoint(Source(str(model))))
-    load_ends, end = Model.load_ends, checkpoint.close
+    load_embed_and_head, end = Model.load_embed_and_head, checkpoint.close
 
     def held_up(*args: Any) -> Any:
         begun.set()
         assert go_on.wait(SECONDS)
-        loaded = load_ends(*args)
+        loaded = load_embed_and_head(*args)
         order.append("read")
         return loaded
 
@@ -268,7 +268,7 @@ async def test_a_model_is_closed_only_when_nothing_reads_it_any_more(
         await leave.wait()
         go_on.set()
 
-    monkeypatch.setattr(Model, "load_ends", held_up)
+    monkeypatch.setattr(Model, "load_embed_and_head", held_up)
     monkeypatch.setattr(checkpoint, "close", close)
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery:

@@ -11,7 +11,7 @@ import msgpack
 import pytest
 import trio
 
-from core.coordinator.door import open_door
+from core.coordinator.enrolment import open_enrolment
 from core.errors import ConfigError, TrustError
 from core.interfaces.dtypes import DType
 from core.link import first_message, open_link
@@ -206,7 +206,7 @@ async def test_a_removed_member_is_turned_out_at_once_and_the_others_stay(
 async def test_a_second_coordinator_does_not_take_the_first_ones_state(model: Path, state: StateDir) -> None:
     async with open_to_friends(model, state):
         with pytest.raises(ConfigError, match="give each a --state-dir"):
-            async with open_door("0.0.0.0", state.path):
+            async with open_enrolment("0.0.0.0", state.path):
                 raise AssertionError("it serves")
 
 

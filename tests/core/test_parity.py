@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from core.blocks import DecoderLayer, RMSNorm, RotaryEmbedding, Rotation
-from core.coordinator import referee
-from core.coordinator.referee import Referee
+from core.coordinator import parity_check
+from core.coordinator.parity_check import ParityCheck
 from core.errors import StageError
 from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
@@ -190,15 +190,15 @@ def test_what_is_not_finite_on_the_coordinator_either_is_not_compared(models: di
     assert difference(as_bytes(expected), expected, DType.FP32) == ""
 
 
-def test_the_referee_computes_a_layer_whose_files_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parity_check_computes_a_layer_whose_files_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_checkpoint(tmp_path, layers=4, shards=2)
     with Model.open(Source(str(path)), PLUGINS) as model:
         own = model.checkpoint.tensors["model.layers.3.mlp.up_proj.weight"].file
         monkeypatch.setattr(model.checkpoint, "path", lambda file: path / file if file == own else None)
-        judge = Referee(model, precision("fp16", DType.FP32), CPU)
+        judge = ParityCheck(model, precision("fp16", DType.FP32), CPU)
         assert judge.layer_of(range(0, 4)) == 2
         assert judge.layer_of(range(0, 1)) is None
-        monkeypatch.setattr(referee, "free_memory", lambda _: 1000)
+        monkeypatch.setattr(parity_check, "free_memory", lambda _: 1000)
         assert judge.layer_of(range(0, 4)) == 2, "decided once"
         assert judge.layer_of(range(1, 4)) is None, "there is no room for it"
         assert judge.difference(as_bytes(judge.prepare(None)), None) == ""

@@ -14,7 +14,7 @@ from core.plugins import PluginHost
 class Family(Architecture):
     name = "family"
     model_types = ("family",)
-    read_config = layer_tensors = end_tensors = build_layers = build_ends = lambda *_: None  # type: ignore
+    read_config = layer_tensors = non_layer_tensors = build_layers = build_embed_and_head = lambda *_: None  # type: ignore
 
 
 def formats(*classes: type[CheckpointFormat]) -> SimpleNamespace:

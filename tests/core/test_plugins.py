@@ -51,7 +51,7 @@ class Other(Fair):
 class Family(Architecture):
     name = "family"
     model_types = ("family", "cousin")
-    read_config = layer_tensors = end_tensors = build_layers = build_ends = lambda *_: None  # type: ignore
+    read_config = layer_tensors = non_layer_tensors = build_layers = build_embed_and_head = lambda *_: None  # type: ignore
 
 
 def plugin(**hooks: object) -> SimpleNamespace:

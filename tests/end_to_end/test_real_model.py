@@ -89,16 +89,16 @@ async def test_two_nodes_in_fp16_know_the_capital_of_france(path: Path) -> None:
 def logits(model: Model, cuts: list[int], prompt: list[int], more: list[int]) -> torch.Tensor:
     """Of a prefill of `prompt` and a decode step for each of `more`, through stages cut at `cuts`."""
     precision = Precision(PluginHost.installed().quantizers.get("fp16"), DType.FP32, DType.FP32)
-    ends = model.load_ends(precision, CPU)
+    outer = model.load_embed_and_head(precision, CPU)
     stages = [model.load_stage(range(*cut), precision, CPU)[0] for cut in pairwise(cuts)]
     rows = []
     with torch.inference_mode():
         for position, tokens in [(0, prompt), *((len(prompt) + i, [token]) for i, token in enumerate(more))]:
-            hidden = ends.embed(torch.tensor(tokens))
+            hidden = outer.embed(torch.tensor(tokens))
             for stage in stages:
                 segment = Segment(1, position, len(tokens), len(tokens))
                 hidden = stage.run(hidden, [segment], outputs_only=False)
-            rows.append(ends.logits(hidden))
+            rows.append(outer.logits(hidden))
     return torch.cat(rows)
 
 

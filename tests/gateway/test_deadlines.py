@@ -14,7 +14,7 @@ import trio
 
 from core.errors import DeadlineExceeded
 from core.gateway.answers.answer import in_time
-from core.gateway.answers.completions import CompletionWording
+from core.gateway.answers.completions import CompletionFormatter
 from core.gateway.answers.generations import Step
 from core.gateway.schemas.completions import CompletionBody
 from core.gateway.server import serve_http
@@ -146,8 +146,8 @@ def cut(*steps: Step) -> AsyncIterator[Step]:
             yield step
         raise UP
 
-    wording = CompletionWording("m", CompletionBody(model="m", prompt="hi", n=2), 2, [])
-    return in_time(told(), 2, wording)
+    formatter = CompletionFormatter("m", CompletionBody(model="m", prompt="hi", n=2), 2, [])
+    return in_time(told(), 2, formatter)
 
 
 async def test_each_choice_ends_that_has_not_ended(engine: Any) -> None:

@@ -122,7 +122,7 @@ async def test_from_an_invite_to_ready_and_to_goodbye(model: Path, tmp_path: Pat
         assert {State.NOT_JOINED, State.CONNECTING, State.LOADING} <= {status.state for status in watched.shown}
         again = Watched(tmp_path)
         assert again.app.settings == app.settings
-        assert again.app._tally.today == app._tally.today
+        assert again.app._usage.today == app._usage.today
 
 
 async def test_a_pause_is_told_to_the_cluster_and_kept(model: Path, tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ async def test_with_no_node_there_is_no_goodbye_to_wait_for(tmp_path: Path, auto
     watched = Watched(tmp_path)
     began = trio.current_time()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(watched.app._keeper.run)
+        nursery.start_soon(watched.app._node_runner.run)
         await wait_all_tasks_blocked()
         watched.app.quit()
     assert trio.current_time() == began

@@ -1,4 +1,4 @@
-"""Tally, log, and what the app makes of a node's activity."""
+"""Usage counter, log, and what the app makes of a node's activity."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from core.errors import ConfigError
 from core.node.state import Activity
 from node_app import logs
 from node_app.gpu import gpu_meter
-from node_app.shown import Facts, status_of
 from node_app.status import State
-from node_app.tally import WINDOW, Tally
+from node_app.status_text import Facts, status_of
+from node_app.usage_counter import WINDOW, UsageCounter
 
 EVENING = datetime(2025, 6, 1, 23, 59, 50)
 SECOND = timedelta(seconds=1)
@@ -27,31 +27,31 @@ JOINED = Facts(cluster="desk:7001")
 
 
 def test_tokens_are_counted_by_the_day_and_by_the_second() -> None:
-    tally = Tally(None, EVENING)
-    tally.note(100, EVENING)
-    tally.note(150, EVENING + SECOND)
-    assert tally.today == 150
-    assert tally.per_second == 150 / WINDOW.total_seconds()
-    tally.note(150, EVENING + SECOND + WINDOW)
-    assert (tally.today, tally.per_second) == (150, 0)
-    tally.note(157, EVENING + timedelta(minutes=1))
-    assert tally.today == 7, "a day has begun"
+    usage = UsageCounter(None, EVENING)
+    usage.note(100, EVENING)
+    usage.note(150, EVENING + SECOND)
+    assert usage.today == 150
+    assert usage.per_second == 150 / WINDOW.total_seconds()
+    usage.note(150, EVENING + SECOND + WINDOW)
+    assert (usage.today, usage.per_second) == (150, 0)
+    usage.note(157, EVENING + timedelta(minutes=1))
+    assert usage.today == 7, "a day has begun"
 
 
 def test_a_node_that_began_anew_takes_nothing_back() -> None:
-    tally = Tally(None, EVENING)
-    tally.note(100, EVENING)
-    tally.note(0, EVENING)
-    tally.note(20, EVENING)
-    assert tally.today == 120
+    usage = UsageCounter(None, EVENING)
+    usage.note(100, EVENING)
+    usage.note(0, EVENING)
+    usage.note(20, EVENING)
+    assert usage.today == 120
 
 
 def test_the_count_of_today_outlives_the_process() -> None:
-    tally = Tally(None, EVENING)
-    tally.note(100, EVENING)
-    assert Tally(tally.save(), EVENING + SECOND).today == 100
-    assert Tally(tally.save(), EVENING + timedelta(days=1)).today == 0
-    assert Tally(b"nonsense", EVENING).today == 0
+    usage = UsageCounter(None, EVENING)
+    usage.note(100, EVENING)
+    assert UsageCounter(usage.save(), EVENING + SECOND).today == 100
+    assert UsageCounter(usage.save(), EVENING + timedelta(days=1)).today == 0
+    assert UsageCounter(b"nonsense", EVENING).today == 0
 
 
 @pytest.fixture

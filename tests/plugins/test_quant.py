@@ -44,7 +44,7 @@ def test_it_holds_what_it_announced_and_multiplies_what_it_looks_up(
     quantizer: Quantizer, dtype: DType, shape: tuple[int, int]
 ) -> None:
     rows, columns = shape
-    table = quantizer.pack_table(normal(*shape), dtype=TORCH[dtype], device=CPU)
+    table = quantizer.pack_embedding(normal(*shape), dtype=TORCH[dtype], device=CPU)
     linear = quantizer.pack(normal(*shape), None, dtype=TORCH[dtype], device=CPU)
     assert table.nbytes == linear.nbytes == quantizer.packed_bytes(shape, dtype)
     weight = table.rows(torch.arange(rows))
@@ -110,7 +110,7 @@ def test_int4_takes_the_largest_group_that_suits_and_says_where_none_does() -> N
 def test_rows_without_any_difference_are_kept(name: str, dtype: DType) -> None:
     weight = torch.zeros(3, 64)
     weight[1] = 0.5
-    linear = QUANTIZERS.get(name).pack_table(weight, dtype=TORCH[dtype], device=CPU)
+    linear = QUANTIZERS.get(name).pack_embedding(weight, dtype=TORCH[dtype], device=CPU)
     torch.testing.assert_close(linear.rows(torch.arange(3)).float(), weight, rtol=0.01, atol=0)
 
 

@@ -86,8 +86,8 @@ def hidden_of(directory: Path) -> torch.Tensor:
     with Model.open(Source(str(directory)), plugins) as model:
         precision = Precision(plugins.quantizers.get("fp16"), DType.FP32, DType.FP32)
         stage, _ = model.load_stage(range(2), precision, torch.device("cpu"))
-        ends = model.load_ends(precision, torch.device("cpu"))
-        hidden = ends.embed(torch.arange(5, 10))
+        outer = model.load_embed_and_head(precision, torch.device("cpu"))
+        hidden = outer.embed(torch.arange(5, 10))
         return stage.run(hidden, [Segment(1, 0, 5, 5)], outputs_only=True)
 
 

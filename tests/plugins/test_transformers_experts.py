@@ -64,11 +64,11 @@ def logits(path: Path, how: Precision) -> Tensor:
     """Of a prompt and one token after it, in standard deviations."""
     tokens = torch.randint(3, 250, (ROWS + 1,), generator=torch.Generator().manual_seed(7))
     with opened(path) as model, torch.inference_mode():
-        stage, ends = model.load_stage(range(LAYERS), how, CPU)[0], model.load_ends(how, CPU)
-        prompt, token = ends.embed(tokens).split(ROWS)
+        stage, outer = model.load_stage(range(LAYERS), how, CPU)[0], model.load_embed_and_head(how, CPU)
+        prompt, token = outer.embed(tokens).split(ROWS)
         hidden = [stage.run(prompt, [Segment(1, 0, ROWS, ROWS)], outputs_only=False)]
         hidden.append(stage.run(token, [Segment(1, ROWS, 1, 1)], outputs_only=False))
-        found = ends.logits(torch.cat(hidden))
+        found = outer.logits(torch.cat(hidden))
     return found / found.std()
 
 

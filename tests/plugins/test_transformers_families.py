@@ -49,14 +49,14 @@ class Pipeline:
     def __init__(self, model: Model, precision: Precision, cuts: tuple[int, ...]) -> None:
         ranges = [range(start, stop) for start, stop in itertools.pairwise(cuts)]
         self.stages = [model.load_stage(layers, precision, CPU)[0] for layers in ranges]
-        self.ends = model.load_ends(precision, CPU)
+        self.outer = model.load_embed_and_head(precision, CPU)
 
     @torch.inference_mode()
     def __call__(self, tokens: list[int], position: int, session: int = 1) -> Tensor:
-        hidden = self.ends.embed(torch.tensor(tokens))
+        hidden = self.outer.embed(torch.tensor(tokens))
         for stage in self.stages:
             hidden = stage.run(hidden, [segment(position, len(tokens), session)], outputs_only=False)
-        return self.ends.logits(hidden)
+        return self.outer.logits(hidden)
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def test_every_split_has_the_oracles_logits(family: tuple[str, Path]) -> None:
 def test_a_session_goes_on_from_anothers_prefix_where_it_can_be_cut_back(family: tuple[str, Path]) -> None:
     kind, path = family
     with opened(path) as (model, precision):
-        assert model.spec.rolls_back is (kind in ATTENTION)
+        assert model.spec.can_truncate is (kind in ATTENTION)
         stage, _ = model.load_stage(range(LAYERS), precision, CPU)
         hidden = torch.randn(12, model.spec.hidden_size)
         stage.run(hidden, [segment(0, 12)], outputs_only=False)

@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 import trio_websocket
-from core_plugin_websocket.seats import Limits
+from core_plugin_websocket.connection_limits import Limits
 from core_plugin_websocket.transport import TrioWebsocketTransport
 
 from core import Channel

@@ -19,7 +19,7 @@ import pytest
 import trio
 from msgspec import inspect
 
-from core.coordinator.door import Door
+from core.coordinator.enrolment import Enrolment
 from core.coordinator.members import Member, Members
 from core.coordinator.routes import Routes
 from core.coordinator.server import NodeServer
@@ -246,7 +246,7 @@ async def test_no_greeting_lets_a_stranger_in(tmp_path: Path) -> None:
     state, transport, rng = StateDir.open(tmp_path / "state"), MemoryTransport(), random.Random(1)
     coordinator, stranger = Identity.open(state), Identity.fresh()
     members, others = Members(), [message for message in examples(rng) if not isinstance(message, Ping | Pong)]
-    server = NodeServer(members, Quiet(), Door(coordinator, Register(state), state))
+    server = NodeServer(members, Quiet(), Enrolment(coordinator, Register(state), state))
     listen = partial(transport.listen, credentials=coordinator.credentials())
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery:

@@ -86,11 +86,11 @@ def stored(model: Model, layers: range) -> int:
 
 
 def logits(model: Model, *stages: Stage) -> Tensor:
-    ends = model.load_ends(precision(), CPU)
-    hidden = ends.embed(torch.arange(3, 12))
+    outer = model.load_embed_and_head(precision(), CPU)
+    hidden = outer.embed(torch.arange(3, 12))
     for stage in stages:
         hidden = stage.run(hidden, [Segment(1, 0, len(hidden), len(hidden))], outputs_only=False)
-    return ends.logits(hidden)
+    return outer.logits(hidden)
 
 
 def test_what_overlaps_is_read_and_held_once(model: Model) -> None:

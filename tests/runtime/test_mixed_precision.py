@@ -36,13 +36,13 @@ def pipeline_logits(path: Path, tokens: list[int], wire: str, cuts: list[range])
     with Model.open(Source(str(path)), PLUGINS) as model, torch.inference_mode():
         chosen = choose_wire(wire, DType.FP16, model.checkpoint)
         precision = Precision(PLUGINS.quantizers.get("fp16"), DType.FP16, chosen)
-        ends = model.load_ends(precision, CPU)
-        hidden = ends.embed(torch.tensor(tokens))
+        outer = model.load_embed_and_head(precision, CPU)
+        hidden = outer.embed(torch.tensor(tokens))
         for layers in cuts:
             stage, _ = model.load_stage(layers, precision, CPU)
             arrived = from_wire(to_wire(hidden, torch_dtype(chosen)))
             hidden = stage.run(arrived, [Piece(len(tokens))], outputs_only=False)
-        return ends.logits(from_wire(to_wire(hidden, torch_dtype(chosen))))
+        return outer.logits(from_wire(to_wire(hidden, torch_dtype(chosen))))
 
 
 def oracle(path: Path, tokens: list[int]) -> tuple[torch.Tensor, float]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from core import DType, Source
-from core.interfaces.architecture import Ends
+from core.interfaces.architecture import EmbedAndHead
 from core.plugins import PluginHost
 from core.protocol.tensors import from_wire, to_wire
 from core.runtime.device import torch_dtype
@@ -77,19 +77,19 @@ class Piece(NamedTuple):
 class Pipeline:
     """Stages one after another, with the wire's conversion between them."""
 
-    def __init__(self, ends: Ends, stages: list[Stage], wire: torch.dtype) -> None:
-        self.ends, self.stages, self.wire = ends, stages, wire
+    def __init__(self, embed_and_head: EmbedAndHead, stages: list[Stage], wire: torch.dtype) -> None:
+        self.embed_and_head, self.stages, self.wire = embed_and_head, stages, wire
 
     def __call__(self, tokens: list[int], position: int, session: int = 1) -> torch.Tensor:
         """Logits [len(tokens), vocab] of `tokens` at `position`."""
         piece = Piece(session, position, len(tokens), len(tokens))
         with torch.inference_mode():
-            hidden = self.ends.embed(torch.tensor(tokens))
+            hidden = self.embed_and_head.embed(torch.tensor(tokens))
         for stage in self.stages:
             result = stage.run(from_wire(to_wire(hidden, self.wire)), [piece], outputs_only=False)
             hidden = from_wire(to_wire(result, self.wire))
         with torch.inference_mode():
-            return self.ends.logits(hidden)
+            return self.embed_and_head.logits(hidden)
 
 
 def splits(layers: int) -> list[list[range]]:
@@ -109,7 +109,7 @@ def opened(path: Path, dtype: DType, wire: DType) -> Iterator[tuple[Model, Preci
 
 def pipeline(model: Model, precision: Precision, ranges: list[range]) -> Pipeline:
     stages = [model.load_stage(layers, precision, CPU)[0] for layers in ranges]
-    return Pipeline(model.load_ends(precision, CPU), stages, torch_dtype(precision.wire))
+    return Pipeline(model.load_embed_and_head(precision, CPU), stages, torch_dtype(precision.wire))
 
 
 def oracle_logits(path: Path, dtype: torch.dtype, tokens: list[int]) -> torch.Tensor:
@@ -168,8 +168,8 @@ def test_a_batch_of_many_sessions_equals_each_alone(checkpoint: Path) -> None:
         alone = torch.cat([run(tokens, 0, session=10 + i) for i, tokens in enumerate(prompts)])
         pieces = [Piece(i, 0, len(tokens), len(tokens)) for i, tokens in enumerate(prompts)]
         with torch.inference_mode():
-            hidden = run.ends.embed(torch.tensor([t for tokens in prompts for t in tokens]))
-            together = run.ends.logits(run.stages[0].run(hidden, pieces, outputs_only=False))
+            hidden = run.embed_and_head.embed(torch.tensor([t for tokens in prompts for t in tokens]))
+            together = run.embed_and_head.logits(run.stages[0].run(hidden, pieces, outputs_only=False))
     assert (alone - together).abs().max() < 1e-4
 
 

@@ -55,17 +55,17 @@ def tokens(count: int) -> list[int]:
 
 def logits(model: Model, precision: Precision, layers: tuple[range, ...]) -> Tensor:
     """Of a prefill and of decode steps after it, one token each."""
-    ends = model.load_ends(precision, CPU)
+    outer = model.load_embed_and_head(precision, CPU)
     stages = [model.load_stage(part, precision, CPU)[0] for part in layers]
     ids = tokens(PROMPT + DECODE)
     pieces = [(0, ids[:PROMPT])] + [(at, ids[at : at + 1]) for at in range(PROMPT, PROMPT + DECODE)]
     found = []
     with torch.inference_mode():
         for position, piece in pieces:
-            hidden = ends.embed(torch.tensor(piece))
+            hidden = outer.embed(torch.tensor(piece))
             for stage in stages:
                 hidden = stage.run(hidden, [Piece(1, position, len(piece), len(piece))], outputs_only=False)
-            found.append(ends.logits(hidden))
+            found.append(outer.logits(hidden))
     return torch.cat(found)
 
 
@@ -78,7 +78,7 @@ def oracle(path: Path, quantizer: Quantizer, dtype: torch.dtype, keep_head: bool
     with torch.inference_mode():
         for parameter in oracle.parameters():
             if parameter.ndim == 2 and id(parameter) not in kept:
-                packed = quantizer.pack_table(parameter.detach().clone(), dtype=dtype, device=CPU)
+                packed = quantizer.pack_embedding(parameter.detach().clone(), dtype=dtype, device=CPU)
                 parameter.copy_(packed.rows(torch.arange(len(parameter))))
         found: Tensor = oracle.to(dtype)(torch.tensor([tokens(PROMPT + DECODE)])).logits[0].float()
     return found
@@ -107,22 +107,24 @@ def test_keep_head_leaves_embedding_and_head_as_they_are(model: Model, checkpoin
     expected = oracle(checkpoint, quantizer, torch.float32, keep_head=True)
     assert (logits(model, kept, SPLITS[0]) - expected).abs().max() < TOLERANCE[DType.FP32] * expected.std()
     assert model.layer_bytes(0, kept) == model.layer_bytes(0, packed)
-    assert model.ends_bytes(kept) == model.ends_bytes(Precision(PLUGINS.quantizers.get("fp16"), DType.FP32, DType.FP32))
-    assert model.ends_bytes(packed) < model.ends_bytes(kept) / 2
+    assert model.embed_and_head_bytes(kept) == model.embed_and_head_bytes(
+        Precision(PLUGINS.quantizers.get("fp16"), DType.FP32, DType.FP32)
+    )
+    assert model.embed_and_head_bytes(packed) < model.embed_and_head_bytes(kept) / 2
 
 
 def test_an_embedding_stays_in_the_compute_dtype_where_rows_cant_be_looked_up(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quantizer = PLUGINS.quantizers.get("int8")
-    monkeypatch.setattr(type(quantizer), "tables", False)
+    monkeypatch.setattr(type(quantizer), "packs_embeddings", False)
     precision = Precision(quantizer, DType.FP16, DType.FP16)
-    ends: Any = model.load_ends(precision, CPU)
-    assert ends.table.nbytes == model.spec.vocab_size * model.spec.hidden_size * DType.FP16.itemsize
-    head = 0 if model.spec.tied_head else ends.head.nbytes
-    assert model.ends_bytes(precision) == ends.table.nbytes + ends.norm.weight.nbytes + head
+    outer: Any = model.load_embed_and_head(precision, CPU)
+    assert outer.embedding.nbytes == model.spec.vocab_size * model.spec.hidden_size * DType.FP16.itemsize
+    head = 0 if model.spec.tied_head else outer.head.nbytes
+    assert model.embed_and_head_bytes(precision) == outer.embedding.nbytes + outer.norm.weight.nbytes + head
 
 
-def test_a_tied_table_is_held_once(model: Model) -> None:
-    ends: Any = model.load_ends(Precision(PLUGINS.quantizers.get("int4"), DType.BF16, DType.BF16), CPU)
-    assert (ends.head is ends.table) is model.spec.tied_head
+def test_a_tied_embedding_is_held_once(model: Model) -> None:
+    outer: Any = model.load_embed_and_head(Precision(PLUGINS.quantizers.get("int4"), DType.BF16, DType.BF16), CPU)
+    assert (outer.head is outer.embedding) is model.spec.tied_head

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from core.errors import StageError
-from core.runtime import draws, draws_on_device, sampling
+from core.runtime import sample_cpu, sample_cuda, sampling
 from core.runtime.sampling import Sampler, choose, finite_rows, require_finite, uniform
 from core.runtime.sampling_params import SamplingParams
 
@@ -62,14 +62,14 @@ Weigh = Callable[[Tensor, SamplingParams], Tensor]
 
 
 def weigh_on_cpu(logits: Tensor, params: SamplingParams) -> Tensor:
-    ids, found = draws.weigh(logits[0].numpy(), params)
+    ids, found = sample_cpu.weigh(logits[0].numpy(), params)
     weights = torch.zeros(logits.shape[1])
     weights[slice(None) if ids is None else torch.from_numpy(ids)] = torch.from_numpy(found)
     return weights
 
 
 def weigh_on_device(logits: Tensor, params: SamplingParams) -> Tensor:
-    return draws_on_device.weigh(logits, [params])[0]
+    return sample_cuda.weigh(logits, [params])[0]
 
 
 @pytest.fixture(params=[weigh_on_cpu, weigh_on_device])
@@ -100,7 +100,7 @@ def test_what_is_kept_and_how_likely_is_as_the_oracles(weigh: Weigh, params: Sam
 
 def test_rows_with_other_parameters_do_not_touch_each_other() -> None:
     logits = logits_of(0, 2.0, rows=len(PARAMS))
-    together = draws_on_device.weigh(logits, PARAMS)
+    together = sample_cuda.weigh(logits, PARAMS)
     for row, params in enumerate(PARAMS):
         alone = weigh_on_device(logits[row : row + 1], params)
         assert torch.equal(together[row] > 0, alone > 0)
@@ -143,16 +143,16 @@ def test_a_cpu_and_a_device_draw_the_same(params: SamplingParams) -> None:
     """At a border between two tokens rounding may decide: these seeds are far from any."""
     logits = logits_of(4, 2.0, rows=50)
     uniforms = [uniform(5, i) for i in range(50)]
-    on_device = draws_on_device.draw(logits, [params] * 50, uniforms)
-    assert [draws.draw(row.numpy(), params, each) for row, each in zip(logits, uniforms, strict=True)] == on_device
+    on_device = sample_cuda.draw(logits, [params] * 50, uniforms)
+    assert [sample_cpu.draw(row.numpy(), params, each) for row, each in zip(logits, uniforms, strict=True)] == on_device
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1 - 2.0**-52])
 def test_the_ends_of_the_scale_draw_what_can_be_drawn(share: float) -> None:
     logits = torch.full((VOCAB,), -torch.inf)
     logits[[700, 701, 3990]] = 0.0
-    assert draws.draw(logits.numpy(), SamplingParams(), share) == {0.0: 700, 0.5: 701}.get(share, 3990)
-    assert draws_on_device.draw(logits[None], [SamplingParams()], [share]) == [{0.0: 700, 0.5: 701}.get(share, 3990)]
+    assert sample_cpu.draw(logits.numpy(), SamplingParams(), share) == {0.0: 700, 0.5: 701}.get(share, 3990)
+    assert sample_cuda.draw(logits[None], [SamplingParams()], [share]) == [{0.0: 700, 0.5: 701}.get(share, 3990)]
 
 
 def test_an_even_spread_of_uniforms_gives_each_token_its_share(monkeypatch: pytest.MonkeyPatch) -> None:

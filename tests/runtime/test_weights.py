@@ -96,10 +96,10 @@ def test_a_stage_holds_what_the_plan_counts_on(checkpoint: Path, quant: str, dty
 def test_the_coordinator_holds_what_it_counts_on(checkpoint: Path, quant: str, dtype: DType) -> None:
     held = precision(quant, dtype)
     with opened(checkpoint) as model:
-        specs = model.architecture.end_tensors(model.spec)
+        specs = model.architecture.non_layer_tensors(model.spec)
         weights = StageWeights(model.checkpoint, specs, held.quantizer, torch_dtype(dtype), CPU)
-        model.architecture.build_ends(model.spec, weights)
-        assert weights.nbytes == model.ends_bytes(held)
+        model.architecture.build_embed_and_head(model.spec, weights)
+        assert weights.nbytes == model.embed_and_head_bytes(held)
         assert weights.read_bytes == sum(model.checkpoint.tensors[spec.name].nbytes for spec in specs)
 
 

@@ -10,8 +10,8 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
 from core.errors import DeadlineExceeded
+from core.gateway.answers.formatter import Formatter
 from core.gateway.answers.generations import Outcome, Step, generate_all
-from core.gateway.answers.wording import Wording
 from core.gateway.bridge import Bridge, closing, while_connected, with_silences
 from core.gateway.errors import explain, naming_fields
 from core.interfaces.engine import Delta, Engine, GenerationRequest
@@ -38,7 +38,7 @@ class Answer:
     engine: Engine
     bridge: Bridge
     requests: tuple[GenerationRequest, ...]
-    wording: Wording
+    formatter: Formatter
     stream: bool
     names: Mapping[str, str]
 
@@ -48,7 +48,7 @@ class Answer:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.bridge.open(generate_all, self.engine, self.requests) as generated:
-            steps = in_time(generated, len(self.requests), self.wording)
+            steps = in_time(generated, len(self.requests), self.formatter)
             if self.stream:
                 await send_stream(self._events(steps), send)
             else:
@@ -58,24 +58,24 @@ class Answer:
         outcomes: dict[int, Outcome] = {}
         async for step in steps:
             outcomes.setdefault(step.index, Outcome(step.generation)).deltas.append(step.delta)
-        return msgspec.json.encode(self.wording.whole([outcomes[index] for index in sorted(outcomes)]))
+        return msgspec.json.encode(self.formatter.whole([outcomes[index] for index in sorted(outcomes)]))
 
     async def _events(self, steps: AsyncIterator[Step]) -> AsyncIterator[bytes]:
         try:
-            for each in self.wording.opening():
+            for each in self.formatter.opening():
                 yield each
             with naming_fields(self.names):
                 async for step in steps:
-                    for each in self.wording.step(step):
+                    for each in self.formatter.step(step):
                         yield each
-            for each in self.wording.closing():
+            for each in self.formatter.closing():
                 yield each
         except Exception as error:
-            for each in self.wording.failed(explain(error)):
+            for each in self.formatter.failed(explain(error)):
                 yield each
 
 
-async def in_time(steps: AsyncIterator[Step], choices: int, wording: Wording) -> AsyncIterator[Step]:
+async def in_time(steps: AsyncIterator[Step], choices: int, formatter: Formatter) -> AsyncIterator[Step]:
     """`steps`. Where the deadline cuts them short, each choice ends with what there is of it, if all have begun."""
     last: dict[int, Step] = {}
     try:
@@ -88,7 +88,7 @@ async def in_time(steps: AsyncIterator[Step], choices: int, wording: Wording) ->
         if len(last) < choices:
             said = f"{len(last)} of its {choices} choices had begun"
             raise DeadlineExceeded(error.title, said, error.hint) from error
-        wording.out_of_time = True
+        formatter.out_of_time = True
         for step in last.values():
             if step.delta.finish_reason is None:
                 yield replace(step, delta=Delta("", step.delta.tokens, "length"))

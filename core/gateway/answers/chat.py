@@ -1,4 +1,4 @@
-"""The wording of `/v1/chat/completions`."""
+"""The formatter of `/v1/chat/completions`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import UNSET
 
+from core.gateway.answers.formatter import DONE, ChoicesFormatter, event
 from core.gateway.answers.generations import Outcome, Step
 from core.gateway.answers.logprobs import chat_logprobs
-from core.gateway.answers.wording import DONE, ChoicesWording, event
 from core.gateway.dialects.dialect import Dialect
 from core.gateway.dialects.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
 from core.gateway.schemas.chat import (
@@ -26,7 +26,7 @@ from core.gateway.schemas.tools import AnswerCall, AnswerFunction, CallDelta, Fu
 from core.interfaces.engine import FinishReason as EndReason
 
 
-class ChatWording(ChoicesWording):
+class ChatFormatter(ChoicesFormatter):
     prefix = "chatcmpl"
 
     def __init__(self, model: str, body: ChatBody, choices: int, dialect: Dialect) -> None:

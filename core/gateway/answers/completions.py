@@ -1,18 +1,18 @@
-"""The wording of `/v1/completions`."""
+"""The formatter of `/v1/completions`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from core.gateway.answers.formatter import DONE, ChoicesFormatter, event
 from core.gateway.answers.generations import Outcome, Step
 from core.gateway.answers.logprobs import TokenTable
-from core.gateway.answers.wording import DONE, ChoicesWording, event
 from core.gateway.schemas.common import Usage
 from core.gateway.schemas.completions import Completion, CompletionBody, CompletionChoice, CompletionLogprobs
 from core.interfaces.engine import Generation, TokenLogprob
 
 
-class CompletionWording(ChoicesWording):
+class CompletionFormatter(ChoicesFormatter):
     """`echoes` has the text of each prompt, where the choices begin with it."""
 
     prefix = "cmpl"

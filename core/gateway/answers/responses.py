@@ -1,4 +1,4 @@
-"""The wording of `/v1/responses`: items of an output, and the events that tell of them."""
+"""The formatter of `/v1/responses`: items of an output, and the events that tell of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from core.gateway.answers.formatter import Formatter
 from core.gateway.answers.generations import Outcome, Step
-from core.gateway.answers.wording import Wording
 from core.gateway.dialects.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
 from core.gateway.dialects.reader import Reader
 from core.gateway.errors import Failure
@@ -56,7 +56,7 @@ def _frame(event: ResponseEvent) -> bytes:
     return b"event: " + named(event).encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
 
 
-class ResponseWording(Wording):
+class ResponseFormatter(Formatter):
     """Whole or streamed, the response is built event by event."""
 
     def __init__(self, model: str, body: ResponseBody, reader: Reader) -> None:

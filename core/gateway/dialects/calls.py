@@ -18,7 +18,7 @@ _HEAD = re.compile(
 )
 _FIRST_KEY = re.compile(rf"\{{\s*(?:({_STRING})|[^\s\"])", re.DOTALL)
 _KEYS = {'"name"', '"type"', '"id"', '"arguments"', '"parameters"'}
-_MOST_BEFORE_ARGUMENTS = 160
+_MAX_BEFORE_ARGUMENTS = 160
 _NAMED = r"([\w.-]{{1,64}})(?:\[CALL_ID\]\w{{1,64}})?(?:{mark})?\s*(?=\{{)"
 
 
@@ -112,7 +112,7 @@ class CallReader:
             return self._no_call()
         if head := self._named.match(text):
             return self._begin(head[1], start + head.end(), self._outside)
-        return self._no_call() if "{" in text or len(text) > _MOST_BEFORE_ARGUMENTS else []
+        return self._no_call() if "{" in text or len(text) > _MAX_BEFORE_ARGUMENTS else []
 
     def _whole(self, text: str, end: int) -> list[Piece]:
         """A call whose object is no fixed sequence of keys, or whose arguments are a string that holds them."""

@@ -14,7 +14,7 @@ from core.runtime.model import Model, Precision
 _log = logging.getLogger(__name__)
 
 
-class Referee:
+class ParityCheck:
     """Each of its own results is computed once. At most one layer's weights are held, while it computes."""
 
     def __init__(self, model: Model, precision: Precision, device: torch.device) -> None:

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 
 import trio
 
-_MOST_ADDRESSES = 4096
+_MAX_ADDRESSES = 4096
 """That are remembered for their rate."""
 
 
@@ -77,7 +77,7 @@ class Seats:
 
     def _bucket(self, host: str) -> _Bucket:
         if host not in self._rates:
-            if len(self._rates) >= _MOST_ADDRESSES:
+            if len(self._rates) >= _MAX_ADDRESSES:
                 del self._rates[next(iter(self._rates))]
             self._rates[host] = _Bucket(self._limits.burst, self._limits.per_second, self._now())
         return self._rates[host]
@@ -87,7 +87,7 @@ class Full(Exception):
     """There is no seat for this connection now."""
 
 
-class Seldom:
+class RateLimitedLog:
     """Lets through one of many: a log must not be filled by whoever is refused."""
 
     def __init__(self, seconds: float, now: Callable[[], float] = trio.current_time) -> None:

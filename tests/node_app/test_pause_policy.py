@@ -8,8 +8,8 @@ from datetime import datetime, time, timedelta
 import pytest
 
 from node_app import machine
-from node_app.courtesy import QUIET, SERVE, SERVE_ALTHOUGH_USED, Measurements, Verdict, decide
 from node_app.machine import WINDOW, Mean, Meter
+from node_app.pause_policy import QUIET, SERVE, SERVE_ALTHOUGH_USED, Measurements, Verdict, decide
 from node_app.settings import Hours, Limits
 
 NOON = datetime(2025, 6, 1, 12, 0)

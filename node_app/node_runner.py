@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DesiredState:
     """What a node is started with. `node_id` is its own only where it joins without an invite."""
 
     target: Target
@@ -39,7 +39,7 @@ class Wish:
     device: str
 
 
-class Keeper:
+class NodeRunner:
     """`run` runs it. `changed` hears when `activity` or `failure` say something else."""
 
     def __init__(self, state: StateDir, plugins: Callable[[], PluginHost], changed: Callable[[], None]) -> None:
@@ -48,7 +48,7 @@ class Keeper:
         self._plugins = plugins
         self._tell = changed
         self._node: RunningNode | None = None
-        self._wish: Wish | None = None
+        self._wish: DesiredState | None = None
         self._wishes = 0
         self._pause = ""
         self._quitting = False
@@ -60,7 +60,7 @@ class Keeper:
         """None while no node runs."""
         return self._node.activity if self._node else None
 
-    def wish(self, wish: Wish | None, *, anew: bool = False) -> None:
+    def wish(self, wish: DesiredState | None, *, anew: bool = False) -> None:
         """The same wish leaves the node that runs, or the failure, as it is, unless it is to be `anew`."""
         if anew or wish != self._wish:
             self._wish, self.failure = wish, ""
@@ -88,7 +88,7 @@ class Keeper:
                 else:
                     await self._serve(self._wish, self._wishes)
 
-    async def _serve(self, wish: Wish, number: int) -> None:
+    async def _serve(self, wish: DesiredState, number: int) -> None:
         failure = ""
         try:
             await self._run_node(wish, number)
@@ -103,7 +103,7 @@ class Keeper:
             self.failure = failure
         self._tell()
 
-    async def _run_node(self, wish: Wish, number: int) -> None:
+    async def _run_node(self, wish: DesiredState, number: int) -> None:
         """Until it has left, because of another wish."""
         self._node = node = await trio.to_thread.run_sync(self._make_node, wish)
         self.pause(self._pause)
@@ -115,7 +115,7 @@ class Keeper:
         except BaseExceptionGroup as group:
             raise sole_error(group) from None
 
-    def _make_node(self, wish: Wish) -> RunningNode:
+    def _make_node(self, wish: DesiredState) -> RunningNode:
         """In a thread, for it imports torch: the icon is there by then."""
         from node_app.node import RunningNode
 

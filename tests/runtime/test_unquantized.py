@@ -4,14 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from core.runtime import plain
-from core.runtime.plain import multiply, multiply_wide_by_columns
+from core.runtime import unquantized
+from core.runtime.unquantized import multiply, multiply_wide_by_columns
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(300, 1000), (3, 200_000), (131, 1000), (2100, 200)], ids=str)
 def test_parts_make_the_whole(shape: tuple[int, int], bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "matmul_dtype", lambda *_: torch.float32)
+    monkeypatch.setattr(unquantized, "matmul_dtype", lambda *_: torch.float32)
     generator = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(rows, shape[1], generator=generator).half() / 30 for rows in (shape[0], 7))
     added = torch.randn(shape[0], generator=generator).half() if bias else None

@@ -14,12 +14,12 @@ from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
 from core.plugins import PluginHost
 from core.protocol.fields import Segment
-from core.runtime import blocked as room
-from core.runtime import plain
+from core.runtime import onednn_weights as room
+from core.runtime import unquantized
 from core.runtime.bench import WholeModel
-from core.runtime.blocked import BlockedLinear, BlockedTable, reordered
 from core.runtime.model import Model, Precision
-from core.runtime.plain import orders
+from core.runtime.onednn_weights import BlockedEmbedding, BlockedLinear, reordered
+from core.runtime.unquantized import orders
 from core.testing.checkpoints import tiny_checkpoint
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def test_a_linear_multiplies_as_by_rows(dtype: torch.dtype, bias: bool, rows: in
 @pytest.mark.parametrize("rows", [2048, 4096, 5120, 2112])
 def test_a_table_looks_up_and_multiplies_as_by_rows(dtype: torch.dtype, rows: int) -> None:
     weight, x = random(rows, 512, dtype=dtype), random(3, 512, seed=1, dtype=dtype)
-    table = BlockedTable.of(weight)
+    table = BlockedEmbedding.of(weight)
     assert table is not None
     assert table.nbytes == weight.nbytes
     ids = torch.tensor([rows - 1, 0, 7, 2047, 0, rows // 2])
@@ -70,7 +70,7 @@ def test_a_table_looks_up_and_multiplies_as_by_rows(dtype: torch.dtype, rows: in
 @needs_kernels
 def test_a_weight_that_would_be_padded_is_not_reordered() -> None:
     assert reordered(random(1000, 1001)) is None
-    assert BlockedTable.of(random(1000, 1001)) is None
+    assert BlockedEmbedding.of(random(1000, 1001)) is None
 
 
 def test_another_processor_has_no_such_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,17 +91,17 @@ def test_a_model_has_the_oracles_logits_in_any_order(
         found = orders(weight)
         return [each for each in found if each[0] == order] or found
 
-    monkeypatch.setattr(plain, "orders", only)
+    monkeypatch.setattr(unquantized, "orders", only)
     path = tiny_checkpoint(tmp_path, model_type="qwen2", layers=2, hidden_size=512, intermediate=1024, vocab=2048)
     plugins = PluginHost.installed()
     precision = Precision(plugins.quantizers.get("fp16"), DType.FP32, DType.FP32)
     with Model.open(Source(str(path)), plugins) as model:
         whole = WholeModel(model, precision, CPU)
-    assert isinstance(whole._ends.head, BlockedTable) is (order == "oneDNN's")  # type: ignore[attr-defined]
+    assert isinstance(whole._embed_and_head.head, BlockedEmbedding) is (order == "oneDNN's")  # type: ignore[attr-defined]
     tokens = list(range(5, 25))
     with torch.inference_mode():
         hidden = whole._stage.run(whole._embed(tokens), [Segment(1, 0, len(tokens), len(tokens))], outputs_only=False)
-        found = whole._ends.logits(hidden)
+        found = whole._embed_and_head.logits(hidden)
         oracle = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         expected = oracle(torch.tensor([tokens])).logits[0]
     assert (found - expected).abs().max() < 1e-3 * expected.std()

@@ -1,4 +1,4 @@
-"""The waiting room: machines without an invite that ask to join, until the host approves or denies them."""
+"""Requests to join: machines without an invite that ask to join, until the host approves or denies them."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from core.trust.identity import Identity
 from core.trust.proof import new_nonce
 from core.trust.register import Asker, KnownNode, Register
 
-MOST = 8
-MOST_PER_ADDRESS = 2
-BEGUN = 30
-BEGUN_PER_ADDRESS = 5
+MAX_WAITING = 8
+MAX_PER_ADDRESS = 2
+MAX_BEGUN = 30
+MAX_BEGUN_PER_ADDRESS = 5
 """In the time that a host has to answer: so many codes are few against a million."""
 WATCH_SECONDS = 0.25
 _LATER = "try again in a few minutes, or ask the host for an invite"
 _log = logging.getLogger(__name__)
 
 
-class WaitingRoom:
+class JoinRequests:
     def __init__(self, identity: Identity, register: Register) -> None:
         self._identity = identity
         self._register = register
         self._waiting: Counter[str] = Counter()
-        self._begun: deque[tuple[float, str]] = deque(maxlen=BEGUN)
+        self._begun: deque[tuple[float, str]] = deque(maxlen=MAX_BEGUN)
 
     async def wait(self, link: Link, hello: Hello, fingerprint: bytes) -> KnownNode:
         """The member that `hello`'s machine became, whose certificate has this fingerprint.
@@ -72,9 +72,9 @@ class WaitingRoom:
         while self._begun and self._begun[0][0] <= now - ASK_SECONDS:
             self._begun.popleft()
         begun_there = sum(there == host for _, there in self._begun)
-        if self._waiting.total() >= MOST or len(self._begun) >= BEGUN:
+        if self._waiting.total() >= MAX_WAITING or len(self._begun) >= MAX_BEGUN:
             raise TrustError("no room", f"too many machines ask to join: {_LATER}")
-        if self._waiting[host] >= MOST_PER_ADDRESS or begun_there >= BEGUN_PER_ADDRESS:
+        if self._waiting[host] >= MAX_PER_ADDRESS or begun_there >= MAX_BEGUN_PER_ADDRESS:
             raise TrustError("no room", f"this machine's address asked too often: {_LATER}")
         self._begun.append((now, host))
         self._waiting[host] += 1

@@ -15,7 +15,7 @@ class Saved(msgspec.Struct, frozen=True):
     tokens: int
 
 
-class Tally:
+class UsageCounter:
     """Is told, now and then, how many tokens a node has served since that began. A day begins at midnight, here."""
 
     def __init__(self, saved: bytes | None, now: datetime) -> None:

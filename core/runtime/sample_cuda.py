@@ -1,6 +1,6 @@
 """Tokens drawn from many rows of logits at once, on a device with float64, in passes over all of them.
 
-What is kept, and how likely it is to be drawn, is as `core.runtime.draws` has it for one row.
+What is kept, and how likely it is to be drawn, is as `core.runtime.sample_cpu` has it for one row.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from core.runtime.draws import TINY
+from core.runtime.sample_cpu import TINY
 from core.runtime.sampling_params import SamplingParams
 
 

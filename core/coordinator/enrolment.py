@@ -1,4 +1,4 @@
-"""The door: who is let in. On loopback everybody; from elsewhere, encrypted, members, and
+"""Enrolment: who is let in. On loopback everybody; from elsewhere, encrypted, members, and
 those who bring an invite or whom the host approves."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import trio
 
+from core.coordinator.join_requests import JoinRequests
 from core.coordinator.members import Members
-from core.coordinator.waiting_room import WaitingRoom
 from core.errors import ConfigError, TrustError
 from core.interfaces.transport import Credentials
 from core.link import Link
@@ -29,13 +29,13 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class Enrolment:
     """What a coordinator has that can be reached beyond loopback, and None where it can't."""
 
     identity: Identity | None = None
     register: Register | None = None
     state: StateDir | None = None
-    waiting_room: WaitingRoom | None = None
+    join_requests: JoinRequests | None = None
 
     @property
     def credentials(self) -> Credentials | None:
@@ -59,9 +59,9 @@ class Door:
         try:
             return await trio.to_thread.run_sync(self.register.admit, fingerprint.hex(), hello.invite, hello.node_id)
         except TrustError:
-            if hello.asks is None or self.waiting_room is None:
+            if hello.asks is None or self.join_requests is None:
                 raise
-        return await self.waiting_room.wait(link, hello, fingerprint)
+        return await self.join_requests.wait(link, hello, fingerprint)
 
     async def left(self, node: KnownNode) -> None:
         if self.register is not None:
@@ -92,17 +92,17 @@ class Door:
 
 
 @asynccontextmanager
-async def open_door(node_host: str, state_dir: Path | None) -> AsyncIterator[Door]:
-    """The door of a coordinator whose nodes join at `node_host`.
+async def open_enrolment(node_host: str, state_dir: Path | None) -> AsyncIterator[Enrolment]:
+    """The enrolment of a coordinator whose nodes join at `node_host`.
 
     Raises ConfigError for a state directory that can't be used, or that another coordinator uses.
     """
     if is_loopback(node_host):
-        yield Door()
+        yield Enrolment()
         return
     state = await trio.to_thread.run_sync(StateDir.open, state_dir)
     with sole_coordinator(state):
         register = Register(state)
         identity = await trio.to_thread.run_sync(Identity.open, state)
         await trio.to_thread.run_sync(register.nobody_is_connected)
-        yield Door(identity, register, state, WaitingRoom(identity, register))
+        yield Enrolment(identity, register, state, JoinRequests(identity, register))

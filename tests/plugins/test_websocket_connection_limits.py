@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import pytest
-from core_plugin_websocket.seats import Full, Limits, Seats, Seldom
+from core_plugin_websocket.connection_limits import Full, Limits, RateLimitedLog, Seats
 
 HERE, A, B = "127.0.0.1", "10.0.0.1", "10.0.0.2"
 ROOMY = Limits(connections=100, half_open=100, per_address=100, half_open_per_address=100, burst=1000, per_second=1000)
@@ -87,10 +87,10 @@ def test_loopback_is_bounded_in_all_alone() -> None:
 
 def test_a_flood_is_told_of_once_in_a_while() -> None:
     clock = Clock()
-    seldom = Seldom(10, clock)
+    limited = RateLimitedLog(10, clock)
     told = []
     for clock.now in (0, 1, 9.9, 10, 15, 100):
-        told.append(seldom())
+        told.append(limited())
     assert told == [True, False, False, True, False, True]
 
 

@@ -1,4 +1,4 @@
-"""What every endpoint's wording of an answer has in common."""
+"""What every endpoint's formatter of an answer has in common."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def event(data: Struct) -> bytes:
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
-class Wording(ABC):
+class Formatter(ABC):
     """How an endpoint words one answer: as a whole, or event by event."""
 
     out_of_time = False
@@ -76,8 +76,8 @@ class Tally:
         )
 
 
-class ChoicesWording(Wording):
-    """A wording whose answer is a list of choices: `choices` of them, as `body` asked for."""
+class ChoicesFormatter(Formatter):
+    """A formatter whose answer is a list of choices: `choices` of them, as `body` asked for."""
 
     prefix: ClassVar[str]
 

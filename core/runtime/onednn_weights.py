@@ -12,7 +12,7 @@ from torch import Tensor
 
 _PART_VALUES = 1 << 20
 _PART_ROWS = 64
-"""A table's parts are of about so many values, and of a multiple of so many rows."""
+"""An embedding's parts are of about so many values, and of a multiple of so many rows."""
 
 
 class BlockedLinear:
@@ -29,15 +29,15 @@ class BlockedLinear:
         return multiply_blocked(x, self.weight, self.bias)
 
 
-class BlockedTable:
-    """A table in `parts` of equally many rows, but for the last: one is unpacked where a row of it is wanted."""
+class BlockedEmbedding:
+    """An embedding in `parts` of equally many rows, but for the last: one is unpacked where a row of it is wanted."""
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
         self.parts = parts
         self.nbytes = sum(part.nbytes for part in parts)
 
     @classmethod
-    def of(cls, weight: Tensor) -> BlockedTable | None:
+    def of(cls, weight: Tensor) -> BlockedEmbedding | None:
         """None where that would take more memory."""
         step = max(1, _PART_VALUES // (weight.shape[1] * _PART_ROWS)) * _PART_ROWS
         parts = []

@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.interfaces.dtypes import DType
-from core.interfaces.quantizer import Linear, Quantizer, Table
-from core.runtime.blocked import BlockedLinear, BlockedTable, reorder, reordered, works
+from core.interfaces.quantizer import Embedding, Linear, Quantizer
 from core.runtime.device import matmul_dtype, torch_dtype
 from core.runtime.kernel_choice import CHOOSER, Kernel, Kernels, Product, normal
+from core.runtime.onednn_weights import BlockedEmbedding, BlockedLinear, reorder, reordered, works
 
 _PART_VALUES = 1 << 18
 _PART_ROWS, _PART_COLUMNS = 1024, 128
-_LEAST_BYTES = 1 << 19
+_MIN_BYTES = 1 << 19
 """A smaller weight is read in less time than another order costs."""
 _MUCH = 1.25
 """One row is to take less than so many times what it takes in the best order."""
@@ -95,7 +95,7 @@ class Plain(Quantizer):
     """What embedding and head are held by where they are not to be quantized."""
 
     name = "plain"
-    tables = True
+    packs_embeddings = True
 
     def packed_bytes(self, shape: tuple[int, int], dtype: DType) -> int:
         return shape[0] * shape[1] * dtype.itemsize
@@ -109,13 +109,13 @@ class Plain(Quantizer):
                 return BlockedLinear(blocked, bias)
         return PlainLinear(weight, bias)
 
-    def pack_table(self, weight: Tensor, *, dtype: torch.dtype, device: torch.device) -> Table:
+    def pack_embedding(self, weight: Tensor, *, dtype: torch.dtype, device: torch.device) -> Embedding:
         weight = weight.to(device, dtype)
         for order, kernels in orders(weight):
             if order != _BLOCKED:
                 return PlainLinear(_lay(weight, order), None, kernels)
-            if (table := BlockedTable.of(weight)) is not None:
-                return table
+            if (embedding := BlockedEmbedding.of(weight)) is not None:
+                return embedding
         return PlainLinear(weight, None)
 
     def report(self, device: torch.device) -> str:
@@ -160,7 +160,7 @@ def _kernels(weight: Tensor) -> dict[str, dict[str, Kernel[Any]]]:
     """By order."""
     wide = weight.dtype is not torch.float32
     by_rows: dict[str, Kernel[Any]] = {"torch": _native, **({"torch in fp32": _wide} if wide else {})}
-    if weight.nbytes < _LEAST_BYTES:
+    if weight.nbytes < _MIN_BYTES:
         return {_ROWS: by_rows}
     by_columns: dict[str, Kernel[Any]] = {
         "torch by columns": _native,

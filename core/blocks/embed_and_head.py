@@ -9,17 +9,17 @@ from core.blocks.shape import DecoderShape
 from core.interfaces.architecture import ModelSpec, Weights
 
 
-class DecoderEnds:
-    """Embedding, final norm and head. A tied head is the embedding's own table."""
+class DecoderEmbedAndHead:
+    """Embedding, final norm and head. A tied head is the embedding's own embedding."""
 
     def __init__(self, spec: ModelSpec, shape: DecoderShape, weights: Weights) -> None:
-        self.table = weights.table("model.embed_tokens.weight")
+        self.embedding = weights.embedding("model.embed_tokens.weight")
         self.norm = shape.norm(weights.tensor("model.norm.weight"))
-        self.head = self.table if spec.tied_head else weights.linear("lm_head")
+        self.head = self.embedding if spec.tied_head else weights.linear("lm_head")
         self.shape = shape
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return self._scaled(self.table.rows(tokens))
+        return self._scaled(self.embedding.rows(tokens))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._capped(self.head(self.norm(hidden)).float())
