@@ -17,7 +17,17 @@ from core.interfaces.architecture import (
 )
 from core.interfaces.checkpoint import Checkpoint, CheckpointFormat, FileInfo, Progress, Source, TensorInfo
 from core.interfaces.dtypes import DType
-from core.interfaces.planner import Candidate, Plan, Planner, PlanRequest, StagePlan
+from core.interfaces.planner import (
+    CHUNK_ROWS,
+    COORDINATOR,
+    Candidate,
+    Plan,
+    PlanFor,
+    Planner,
+    PlanRequest,
+    StagePlan,
+    Wire,
+)
 from core.interfaces.quantizer import Embedding, GroupedLinear, Linear, Quantizer
 from core.interfaces.transport import Channel, Credentials, Handler, Transport
 
@@ -29,6 +39,8 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 __all__ = [
     "API_VERSION",
+    "CHUNK_ROWS",
+    "COORDINATOR",
     "Architecture",
     "Batch",
     "BatchSegment",
@@ -43,27 +55,29 @@ __all__ = [
     "Credentials",
     "DType",
     "EmbedAndHead",
+    "Embedding",
     "FileInfo",
     "GroupedLinear",
     "Handler",
-    "SessionState",
     "LayerStack",
     "Linear",
     "ModelSpec",
     "Plan",
     "PlanError",
+    "PlanFor",
     "PlanRequest",
     "Planner",
     "Progress",
     "Quantizer",
+    "SessionState",
     "Source",
     "StageError",
     "StagePlan",
-    "Embedding",
     "TensorInfo",
     "TensorSpec",
     "Transport",
     "TrustError",
     "Weights",
+    "Wire",
     "hookimpl",
 ]

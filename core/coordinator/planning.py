@@ -16,7 +16,7 @@ from core.coordinator.prediction import Prediction, gain, predict
 from core.coordinator.route import Route
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import PlanError
-from core.interfaces.planner import Candidate, Plan, Planner, PlanRequest, StagePlan
+from core.interfaces.planner import COORDINATOR, Candidate, Plan, Planner, PlanRequest, StagePlan, Wire
 from core.protocol.fields import Holding
 from core.runtime.model import Model, Precision
 
@@ -51,19 +51,19 @@ class Planning:
         missing = self.settings.min_nodes - len(members)
         if missing > 0:
             raise PlanError(f"{missing} more node{'s' if missing > 1 else ''} must join")
-        request = self._request([self._candidate(member, beside) for member in members], in_haste)
+        request = replace(self._request(members, beside), in_haste=in_haste)
         return await trio.to_thread.run_sync(planned, self.planner, request)
 
     def gain(self, plan: Plan, route: Route, members: Sequence[Member]) -> str:
         """In what `plan` is predicted to be so much better than `route` that it should take its place; or empty."""
         serving = plan_of(route)
-        known = {member.node_id: self._candidate(member, ()) for member in (*members, *_members_of(route))}
         used = {stage.node_id for stage in (*plan.stages, *serving.stages)}
-        if not all(known[node_id].round_trip for node_id in used):
-            # A link that was measured and one that was not can't be compared.
-            known = {node_id: replace(candidate, round_trip=0.0) for node_id, candidate in known.items()}
-        candidates = tuple(known.values())
-        return gain(self._predict(plan, candidates), self._predict(serving, candidates))
+        known = {member.node_id: member for member in (*members, *_members_of(route))}
+        request = self._request(list(known.values()), ())
+        if not all(request.wire(node_id, COORDINATOR) for node_id in used):
+            # A wire that was measured and one that was not can't be compared.
+            request = replace(request, wires={})
+        return gain(self._predict(plan, request), self._predict(serving, request))
 
     def layer_bytes(self, layers: range) -> int:
         """Of their weights."""
@@ -92,9 +92,8 @@ class Planning:
         held = frozenset[int]().union(*(self.held(member) for member in members))
         return 0 < len(held) < self.model.spec.layers
 
-    def _predict(self, plan: Plan, candidates: Sequence[Candidate]) -> Prediction:
-        request, longest = self._request(candidates, in_haste=False), self.model.spec.context_length
-        return predict(plan, candidates, request, self.model.kv_bytes(1, self.precision), longest)
+    def _predict(self, plan: Plan, request: PlanRequest) -> Prediction:
+        return predict(plan, request, self.model.kv_bytes(1, self.precision), self.model.spec.context_length)
 
     def _candidate(self, member: Member, beside: Collection[Route]) -> Candidate:
         hops = [hop for route in beside for hop in route.hops if hop.member is member]
@@ -105,17 +104,25 @@ class Planning:
             member.node_id,
             max(0, self.memory(member) - taken),
             member.hello.selected_device,
-            speed=member.hello.speed,
-            round_trip=member.link.round_trip or 0.0,
+            row_seconds=self._row_seconds(member),
             held=self.held(member) | pinned,
             pinned=pinned,
         )
 
-    def _request(self, candidates: Sequence[Candidate], in_haste: bool) -> PlanRequest:
+    def _row_seconds(self, member: Member) -> tuple[float, ...]:
+        speed = member.hello.speed
+        return tuple(nbytes / speed for nbytes in self._weight_bytes()) if speed else ()
+
+    def _weight_bytes(self) -> tuple[int, ...]:
+        return tuple(self.model.layer_bytes(layer, self.precision) for layer in range(self.model.spec.layers))
+
+    def _request(self, members: Sequence[Member], beside: Collection[Route]) -> PlanRequest:
         settings = self.settings
-        return plan_request(
-            self.model, self.precision, candidates, settings.min_nodes, settings.max_nodes, in_haste=in_haste
-        )
+        candidates = [self._candidate(member, beside) for member in members]
+        asked = plan_request(self.model, self.precision, candidates, settings.min_nodes, settings.max_nodes)
+        round_trips = {member.node_id: member.link.round_trip or 0.0 for member in members}
+        wires = {(COORDINATOR, node_id): Wire(seconds / 2) for node_id, seconds in round_trips.items() if seconds}
+        return replace(asked, wires=wires)
 
     def _local_memory(self) -> int:
         """Each local node's share, whatever the coordinator and its siblings hold by the time it measures."""
@@ -134,8 +141,6 @@ def plan_request(
     candidates: Sequence[Candidate],
     min_nodes: int,
     max_nodes: int | None,
-    *,
-    in_haste: bool = False,
 ) -> PlanRequest:
     reserve = model.kv_bytes(min(model.spec.context_length, RESERVED_CONTEXT), precision)
     weights = tuple(model.layer_bytes(layer, precision) for layer in range(model.spec.layers))
@@ -145,7 +150,7 @@ def plan_request(
         min_stages=min_nodes,
         max_stages=max_nodes,
         weight_bytes=weights,
-        in_haste=in_haste,
+        row_bytes=model.spec.hidden_size * precision.wire.itemsize,
     )
 
 

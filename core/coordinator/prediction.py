@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from core.interfaces.planner import Candidate, Plan, PlanRequest
+from core.interfaces.planner import COORDINATOR, Plan, PlanRequest
 
 BETTER = 0.15
 """The part of a token's time that a plan has to save before it takes the place of one that serves."""
@@ -13,8 +13,8 @@ MIN_SAVING_SECONDS = 0.002
 """Seconds of a token's time: less than that is within what measuring speeds and links is off by."""
 LONGER = 1.5
 """How many times the context it has to have room for."""
-HOP_SECONDS = 0.001
-"""What a hop costs a token beside computing, if its link was not measured."""
+WIRE_SECONDS = 0.0005
+"""What a wire costs a token, if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +25,34 @@ class Prediction:
     context: int
 
 
-def predict(
-    plan: Plan, candidates: Sequence[Candidate], request: PlanRequest, kv_layer_bytes: int, longest: int
-) -> Prediction:
+def predict(plan: Plan, request: PlanRequest, kv_layer_bytes: int, longest: int) -> Prediction:
     """One token leaves `kv_layer_bytes` in a layer's cache, and the model itself takes `longest` tokens.
 
-    The memory of `candidates` is what they offer for layers and caches if nothing else is on them. Each stage reads its
-    weights once for a token, at the speed of its node.
+    The memory of candidates is what they offer for layers and caches if nothing else is on them.
     """
-    by_id = {candidate.node_id: candidate for candidate in candidates}
-    seconds, known, context = 0.0, True, longest
+    by_id = {candidate.node_id: candidate for candidate in request.candidates}
+    seconds, known, context = wire_seconds(plan, request), True, longest
     for stage in plan.stages:
         node, layers = by_id[stage.node_id], range(stage.start, stage.end)
         weights = sum(request.weight_bytes[layer] for layer in layers)
-        known = known and node.speed > 0
-        seconds += (weights / node.speed if node.speed else 0.0) + (node.round_trip / 2 or HOP_SECONDS)
+        known = known and bool(node.row_seconds)
+        seconds += sum(node.row_seconds[stage.start : stage.end])
         if kv_layer_bytes:
             context = min(context, max(0, node.memory - weights) // (kv_layer_bytes * len(layers)))
     return Prediction(seconds if known else 0.0, context)
+
+
+def wire_seconds(plan: Plan, request: PlanRequest) -> float:
+    """What one row takes on all wires of the route, from the coordinator and back to it.
+
+    If one of them was not measured, all count alike: a wire that was measured and one that was not can't be compared.
+    """
+    machines = [COORDINATOR, *(stage.node_id for stage in plan.stages), COORDINATOR]
+    wires = [request.wire(*pair) for pair in pairwise(machines)]
+    known = [wire for wire in wires if wire is not None]
+    if len(known) < len(wires):
+        return WIRE_SECONDS * len(wires)
+    return sum(wire.seconds + (request.row_bytes / wire.bandwidth if wire.bandwidth else 0.0) for wire in known)
 
 
 def gain(new: Prediction, old: Prediction) -> str:

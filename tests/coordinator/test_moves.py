@@ -124,7 +124,7 @@ async def room_for_layers(cluster: MemoryCluster, inside: Any) -> Callable[[int]
     """Bytes that hold so many layers of the model with the caches that are set aside for them, and half a one more."""
     await cluster.until(lambda _: cluster.coordinator._live is not None and cluster.coordinator._live.supervisor)
     planning = inside(cluster).supervisor._planning
-    request = planning._request((), in_haste=False)
+    request = planning._request((), ())
     return lambda layers: int(request.layer_bytes[0] * (layers + 0.5))
 
 

@@ -7,27 +7,28 @@ import itertools
 import pytest
 
 from core.coordinator.prediction import Prediction, gain, predict
-from core.interfaces.planner import Candidate, Plan, PlanRequest, StagePlan
+from core.interfaces.planner import COORDINATOR, Candidate, Plan, PlanRequest, StagePlan, Wire
 
 GB = 10**9
 
 
 def test_a_token_takes_what_the_stages_read_and_the_links_cost() -> None:
     nodes = [
-        Candidate("near", 10 * GB, "cpu", speed=10 * GB, round_trip=0.002),
-        Candidate("far", 20 * GB, "cpu", speed=20 * GB, round_trip=0.010),
+        Candidate("near", 10 * GB, "cpu", row_seconds=(0.1,) * 4),
+        Candidate("far", 20 * GB, "cpu", row_seconds=(0.05,) * 4),
     ]
-    request = PlanRequest((GB,) * 4, tuple(nodes), weight_bytes=(GB,) * 4)
+    wires = {(COORDINATOR, "near"): Wire(0.001), (COORDINATOR, "far"): Wire(0.005, bandwidth=1e6)}
+    request = PlanRequest((GB,) * 4, tuple(nodes), weight_bytes=(GB,) * 4, row_bytes=1000, wires=wires)
     plan = Plan((StagePlan("near", 0, 1, GB), StagePlan("far", 1, 4, 3 * GB)))
-    found = predict(plan, nodes, request, kv_layer_bytes=1000, longest=10**9)
-    assert found.token_seconds == pytest.approx(0.1 + 0.001 + 0.15 + 0.005)
+    found = predict(plan, request, kv_layer_bytes=1000, longest=10**9)
+    assert found.token_seconds == pytest.approx(0.1 + 0.15 + 0.001 + (0.005 + 0.001) * 2)
     assert found.context == min(9 * GB // 1000, 17 * GB // 3000)
 
 
 def test_a_node_whose_speed_is_not_known_makes_no_plan_faster() -> None:
     nodes = [Candidate("a", GB, "cpu")]
     request = PlanRequest((GB // 2,), tuple(nodes), weight_bytes=(GB // 2,))
-    found = predict(Plan((StagePlan("a", 0, 1, GB // 2),)), nodes, request, kv_layer_bytes=0, longest=4096)
+    found = predict(Plan((StagePlan("a", 0, 1, GB // 2),)), request, kv_layer_bytes=0, longest=4096)
     assert found == Prediction(0.0, 4096)
     assert gain(found, Prediction(0.5, 4096)) == ""
 
