@@ -36,6 +36,11 @@ from core.runtime.model import Model, Precision
 
 STALL_SECONDS = 180.0
 """A node that loads says how far it is; one that says nothing for this long has failed."""
+MIN_LOAD_SPEED = 250_000
+"""Bytes of a checkpoint's layers per second: a node that brings them more slowly has failed, whatever it says."""
+MIN_ROOM_TOKENS = 64
+"""A route that has memory for fewer tokens of KV cache serves nobody."""
+_FREE_MEMORY = "close programs there, or give it more memory"
 LINK_SECONDS = 30.0
 PROOF_SESSION = 0
 T = TypeVar("T")
@@ -66,6 +71,7 @@ class RouteBuilder:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_fail_when_broken, route)
                 await self._load_all(route, tokens)
+                _refuse_without_room(route)
                 for upstream, hop, token in zip(route.hops, route.hops[1:], tokens, strict=False):
                     hop.link = await self._connect(upstream, hop, token)
                 await self._prove(route)
@@ -103,13 +109,17 @@ class RouteBuilder:
         _log.info("node %s has layers %s: %d bytes read in %.2f s", *told)
 
     async def _loaded(self, hop: Hop) -> LoadComplete:
-        while True:
-            answer = await hop.answer(LoadProgress, LoadComplete, LoadFailed, within=STALL_SECONDS)
-            if isinstance(answer, LoadComplete):
-                hop.member.loaded()
-                return answer
-            if isinstance(answer, LoadFailed):
-                raise _refused(hop, f"could not load layers {hop.span}", answer.reason)
+        """A node that says how far it is may take its time, within reason."""
+        limit = STALL_SECONDS + self.model.stored_bytes(hop.layers) / MIN_LOAD_SPEED
+        with trio.move_on_after(limit):
+            while True:
+                answer = await hop.answer(LoadProgress, LoadComplete, LoadFailed, within=STALL_SECONDS)
+                if isinstance(answer, LoadComplete):
+                    hop.member.loaded()
+                    return answer
+                if isinstance(answer, LoadFailed):
+                    raise _refused(hop, f"could not load layers {hop.span}", answer.reason)
+        raise _refused(hop, f"could not load layers {hop.span}", f"it was not done after {limit:.0f} s")
 
     async def _compare(self, hop: Hop, shard: Shard, loaded: LoadComplete) -> None:
         difference = await self._compute(self.parity_check.difference, loaded.parity, shard.parity_layer)
@@ -192,6 +202,21 @@ def _refused(hop: Hop, what: str, reason: str, hint: str = "") -> LoadRefused:
     if not hop.stands_in:
         hop.member.fail(f"it {what}: {reason}" if hint else reason)
     return LoadRefused(f"node {hop.member.node_id!r} {what}", reason, hint, node=hop.member.node_id)
+
+
+def _refuse_without_room(route: Route) -> None:
+    """Raises LoadRefused for a node that, with nothing but the route's layers, has no memory for KV caches."""
+    for hop in route.hops:
+        reported = hop.member.reported
+        loaded = sum(span.end - span.start for holding in reported.holdings for span in holding.layers)
+        needed = sum(own.kv_token_bytes for own in route.hops if own.member is hop.member) * MIN_ROOM_TOKENS
+        if loaded <= len(hop.layers) and hop.member.hops == [hop] and hop.member.kv_room < needed:
+            raise _refused(
+                hop,
+                "has no memory for KV caches",
+                f"{hop.member.kv_room} bytes are left for them beside layers {hop.span}",
+                _FREE_MEMORY,
+            )
 
 
 def _failed_proof(route: Route, error: CoreError) -> RouteError:

@@ -24,8 +24,9 @@ from core.protocol.messages import (
 )
 from core.trust.register import KnownNode
 
-FAILED_SECONDS = 30.0
-"""How long a node that could not load its layers, or broke the protocol, is left out of plans."""
+FAILED_SECONDS, MAX_FAILED_SECONDS = 30.0, 600.0
+"""How long a node that could not load its layers, or broke the protocol, is left out of plans: the first time, and at
+most. Each time that follows within ten minutes doubles it."""
 _MAX_NEWS, _NEWS_SECONDS = 200, 10.0
 """A node tells of itself four times in a second, and when it is told to let go of something."""
 _REMEMBERED = 256
@@ -46,14 +47,28 @@ class MemberState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why, and when by trio's clock."""
+    """Why, when by trio's clock, and for how many seconds its node is left out of plans."""
 
     reason: str
     at: float
+    seconds: float
+
+    @classmethod
+    def after(cls, previous: Failure | None, reason: str) -> Failure:
+        """One that comes while its node is left out is the same trouble, and one that comes soon after is worse."""
+        seconds = FAILED_SECONDS
+        if previous is not None and previous.counts:
+            seconds = previous.seconds if previous.is_recent else min(2 * previous.seconds, MAX_FAILED_SECONDS)
+        return cls(reason, trio.current_time(), seconds)
 
     @property
     def is_recent(self) -> bool:
-        return trio.current_time() - self.at < FAILED_SECONDS
+        return trio.current_time() - self.at < self.seconds
+
+    @property
+    def counts(self) -> bool:
+        """Whether another one would be held to be the same trouble."""
+        return trio.current_time() - self.at < self.seconds + MAX_FAILED_SECONDS
 
 
 class Member:
@@ -188,7 +203,7 @@ class Member:
 
     def fail(self, reason: str) -> None:
         """It is left out of the next plans for a while."""
-        self.failure, self.detail, self.progress = Failure(reason, trio.current_time()), reason, None
+        self.failure, self.detail, self.progress = Failure.after(self.failure, reason), reason, None
 
     def count_news(self) -> None:
         """It told of itself once more, which costs time that belongs to those who generate. Raises ProtocolError where
@@ -267,7 +282,7 @@ class Members:
     def _remember(self, gone: Member) -> None:
         if gone.failure is not None:
             self._failures[gone.node_id] = gone.failure
-        recent = [(node_id, failure) for node_id, failure in self._failures.items() if failure.is_recent]
+        recent = [(node_id, failure) for node_id, failure in self._failures.items() if failure.counts]
         self._failures = dict(recent[-_REMEMBERED:])
 
     def spare(self, reasons: Mapping[str, str]) -> None:

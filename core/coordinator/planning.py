@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import trio
 
@@ -26,6 +26,8 @@ RESERVED_CONTEXT = 4096
 """Tokens of KV cache that a plan sets aside in every layer (fewer if the model's context is shorter)."""
 USABLE = 0.9
 """The part of a node's free memory that a plan fills, if its user set no cap: batches need room as well."""
+PLAN_SECONDS = 60.0
+"""A planner that takes longer is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class Planning:
     precision: Precision
     held_as: Holding
     free_at_start: int
+    one_at_a_time: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
+    """A planner that never returns keeps one thread."""
 
     async def plan(self, members: Sequence[Member], *, beside: Collection[Route] = (), in_haste: bool = False) -> Plan:
         """A plan for `members`, which has room while the routes `beside` it go on serving.
@@ -52,7 +56,11 @@ class Planning:
         if missing > 0:
             raise PlanError(f"{missing} more node{'s' if missing > 1 else ''} must join")
         request = replace(self._request(members, beside), in_haste=in_haste)
-        return await trio.to_thread.run_sync(planned, self.planner, request)
+        with trio.move_on_after(PLAN_SECONDS):
+            return await trio.to_thread.run_sync(
+                planned, self.planner, request, abandon_on_cancel=True, limiter=self.one_at_a_time
+            )
+        raise PlanError(f"the planner {self.planner.name!r} gave no plan within {PLAN_SECONDS:g} s")
 
     def gain(self, plan: Plan, route: Route, members: Sequence[Member]) -> str:
         """In what `plan` is predicted to be so much better than `route` that it should take its place; or empty."""

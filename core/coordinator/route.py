@@ -24,16 +24,20 @@ from core.protocol.messages import (
 )
 
 STALL_SECONDS = 120.0
-"""A route that has batches and finishes none for this long is given up."""
+"""A route is given up if a batch whose turn it is does not come out for so long."""
+SKIPPED_SECONDS = 10.0
+"""The same for a batch that a later one has overtaken: hops keep the order."""
+_IN_TIME = f"within {STALL_SECONDS:g} s"
 VERDICT_SECONDS = 1.5
 """Whoever died is seen to be gone from here as well, at once or a heartbeat later than from its neighbour."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Ticket:
     """A batch that is in flight. `done` is set by what begins with its result, or when it fails.
 
-    `seconds` is how long it took, `reached` the place in the route of the hop that it was last relayed to.
+    `seconds` is how long it took, `reached` the place in the route of the hop that it was last relayed to. The route
+    is given up when the deadline of `patience` passes without a result.
     """
 
     segments: Sequence[Segment]
@@ -44,6 +48,8 @@ class Ticket:
     error: CoreError | None = None
     seconds: float = 0.0
     begin: Callable[[HiddenState], None] | None = None
+    patience: trio.CancelScope = field(default_factory=trio.CancelScope)
+    is_overtaken: bool = False
     _sent: float = field(default_factory=time.perf_counter)
 
     def succeed(self, result: HiddenState) -> None:
@@ -75,7 +81,6 @@ class Route:
         """Whether a session failed on it, which may be the doing of one of its nodes: it is to be proven again."""
         self._in_flight: dict[str, Ticket] = {}
         self._entering: set[trio.CancelScope] = set()
-        self._progressed_at = trio.current_time()
         self._ids = itertools.count(1)
 
     async def run(self, batch: Run) -> HiddenState:
@@ -107,15 +112,14 @@ class Route:
         Raises RouteError where the route breaks meanwhile, and StageError where a stage refused or failed this
         batch; the route stands then.
         """
-        ticket.begin, began = begin, trio.current_time()
+        ticket.begin = begin
         if ticket.result is not None:
             begin(ticket.result)
-        while not ticket.done.is_set() and ticket.result is None:
-            with trio.move_on_at(max(began, self._progressed_at) + STALL_SECONDS):
-                await ticket.done.wait()
-            stalled = trio.current_time() >= max(began, self._progressed_at) + STALL_SECONDS
-            if stalled and ticket.result is None:
-                self.fail(self._stalled())
+        ticket.patience.deadline = min(ticket.patience.deadline, trio.current_time() + STALL_SECONDS)
+        with ticket.patience:
+            await ticket.done.wait()
+        if ticket.result is None and not ticket.done.is_set():
+            self.fail(self._stalled("to a batch that was overtaken" if ticket.is_overtaken else _IN_TIME))
         await ticket.done.wait()
         if ticket.error is not None:
             raise ticket.error
@@ -216,17 +220,13 @@ class Route:
         self._in_flight[request_id] = ticket
         return request_id, ticket
 
-    def _stalled(self) -> RouteError:
+    def _stalled(self, how: str) -> RouteError:
         if len(self.hops) == 1:
             [hop] = self.hops
-            silence = hop.failed(f"node {hop.member.node_id!r} gave no answer", f"within {STALL_SECONDS:g} s")
-            hop.member.fail(f"it gave no answer within {STALL_SECONDS:g} s")
-            return silence
+            hop.member.fail(f"it gave no answer {how}")
+            return hop.failed(f"node {hop.member.node_id!r} gave no answer", how)
         nodes = ", ".join(f"{hop.member.node_id!r} {hop.span}" for hop in self.hops)
-        return RouteError(
-            "the route gave no answer",
-            f"none of {self.in_flight} batches came out of {nodes} within {STALL_SECONDS:g} s",
-        )
+        return RouteError("the route gave no answer", f"{how}; {self.in_flight} were in flight in {nodes}")
 
     async def _enter(self, batch: Run, request_id: str) -> None:
         first = self.hops[0]
@@ -270,10 +270,18 @@ class Route:
             self.fail(hop.lost(error.reason))
 
     def _answered(self, packet: Packet) -> Ticket | None:
-        ticket = self._in_flight.pop(packet.request_id, None)
-        if ticket is not None:
-            self._progressed_at = trio.current_time()
-        return ticket
+        """The batch that is answered. It overtakes those before it unless it failed; those behind have their turn."""
+        ticket, now = self._in_flight.get(packet.request_id), trio.current_time()
+        if ticket is None:
+            return None
+        in_flight = list(self._in_flight.values())
+        place = in_flight.index(ticket)
+        for behind in in_flight[place + 1 :]:
+            behind.patience.deadline = now + STALL_SECONDS
+        for before in in_flight[:place] if isinstance(packet.message, HiddenState) else ():
+            before.is_overtaken = True
+            before.patience.deadline = min(before.patience.deadline, now + SKIPPED_SECONDS)
+        return self._in_flight.pop(packet.request_id)
 
 
 def _misshapen(hop: Hop, hidden: Tensor, wanted: str) -> StageError:

@@ -21,7 +21,7 @@ from core.coordinator.router import Router
 from core.coordinator.routes import Routes
 from core.coordinator.service import Parting, Replaced, RouteService
 from core.coordinator.settings import CoordinatorSettings
-from core.coordinator.suspicion import Suspicion
+from core.coordinator.suspicion import AVOIDED, Suspicion
 from core.errors import CoreError, NotReady, PlanError, RouteError
 from core.interfaces.planner import Plan
 from core.protocol.messages import Release
@@ -123,6 +123,7 @@ class Supervisor:
         else:
             if self._routes.all() == [service.route]:
                 self._housekeeping.tidy(service.route, self._members.all(), nursery)
+                self._members.spare({one.node_id: AVOIDED for one in self._suspicion.suspects(self._available())})
             await self._pause(RETRY_SECONDS, seen)
 
     async def _make(self, nursery: trio.Nursery, plan: Plan | None = None) -> None:
@@ -145,7 +146,7 @@ class Supervisor:
         """The next route is made beside the one that serves, if memory allows; or after it; or there is none."""
         others = self._available()
         try:
-            plan = await self._planning.plan(others, beside=[service.route], in_haste=True)
+            plan = await self._suspicion.plan(self._planning, others, beside=[service.route])
         except PlanError:
             if self._settings.recovery_time == 0 or not await self._can_be_served_without():
                 await self._drain(service, pausing)
@@ -257,8 +258,7 @@ class Supervisor:
         self._end(route, RouteError("the route has ended", "the coordinator failed on it"))
         assert route.failure is not None
         on_purpose = isinstance(route.failure, Replaced | Parting) and not service.admission.running
-        if not isinstance(route.failure, Replaced | Parting):
-            self._suspicion.note(route)
+        self._suspicion.note(route)
         _log.log(logging.INFO if on_purpose else logging.WARNING, "route %d ended: %s", route.epoch, route.failure)
         if self._router.serving is None:
             self._lose(route.failure)

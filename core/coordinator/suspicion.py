@@ -1,50 +1,58 @@
-"""Who may be at fault where nobody can tell: the members under which routes break again and again."""
+"""Members that routes are better made without for a while: routes broke or ended under them again and again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import trio
 
 from core.coordinator.members import Member
 from core.coordinator.planning import Planning
 from core.coordinator.route import Route
+from core.coordinator.service import Parting, Replaced
 from core.errors import PlanError
 from core.interfaces.planner import Plan
 
+AVOIDED = "routes ended under it again and again: for ten minutes the cluster does without it if it can"
 SUSPECT_SECONDS = 600.0
-"""For how long a route that broke is held against its members."""
-SUSPECT_ROUTES = 2
-"""A single break is nobody's fault: whoever was under so many is suspect."""
+"""For how long the end of a route is held against its members."""
+UNEXPLAINED, WENT, SUSPECT = 3, 2, 6
+"""Points for each member of a route that broke, nobody knows why; for a member that ended one by going, or by a pause;
+and so many make a suspect. A single break is nobody's fault, and whoever restarts twice is none to be avoided."""
 
 
 class Suspicion:
     """A liar is in each route that it breaks, and the honest are not: so of all members it soon has the most."""
 
     def __init__(self) -> None:
-        self._broken: list[tuple[float, frozenset[str]]] = []
+        self._ended: list[tuple[float, frozenset[str], int]] = []
 
     def note(self, route: Route) -> None:
-        """It broke, and none of its members has gone, which would explain it."""
-        if any(hop.member.gone_because for hop in route.hops):
+        """It ended: because members went or paused, because another took its place, or because it broke."""
+        members = [hop.member for hop in route.hops]
+        went = frozenset(member.node_id for member in members if member.gone_because or member.paused)
+        if not went and isinstance(route.failure, Replaced | Parting):
             return
+        nodes, points = (went, WENT) if went else (frozenset(member.node_id for member in members), UNEXPLAINED)
         now = trio.current_time()
-        recent = [(at, nodes) for at, nodes in self._broken if now - at < SUSPECT_SECONDS]
-        self._broken = [*recent, (now, frozenset(hop.member.node_id for hop in route.hops))]
+        recent = [end for end in self._ended if now - end[0] < SUSPECT_SECONDS]
+        self._ended = [*recent, (now, nodes, points)]
 
     def suspects(self, members: Sequence[Member]) -> list[Member]:
-        """Those under which most routes broke first."""
+        """Those with the most points first."""
         after = trio.current_time() - SUSPECT_SECONDS
-        breaks = {one: sum(at > after and one.node_id in nodes for at, nodes in self._broken) for one in members}
-        suspect = [member for member in members if breaks[member] >= SUSPECT_ROUTES]
-        return sorted(suspect, key=lambda member: -breaks[member])
+        recent = [(nodes, points) for at, nodes, points in self._ended if at > after]
+        total = {one: sum(points for nodes, points in recent if one.node_id in nodes) for one in members}
+        suspect = [member for member in members if total[member] >= SUSPECT]
+        return sorted(suspect, key=lambda member: -total[member])
 
-    async def plan(self, planning: Planning, members: Sequence[Member]) -> Plan:
+    async def plan(self, planning: Planning, members: Sequence[Member], beside: Collection[Route] = ()) -> Plan:
         """A plan in haste, without as many of the suspects as can be done without. Raises PlanError."""
         suspects = self.suspects(members)
         for count in range(len(suspects), 0, -1):
             try:
-                return await planning.plan([one for one in members if one not in suspects[:count]], in_haste=True)
+                trusted = [one for one in members if one not in suspects[:count]]
+                return await planning.plan(trusted, beside=beside, in_haste=True)
             except PlanError:
                 continue
-        return await planning.plan(members, in_haste=True)
+        return await planning.plan(members, beside=beside, in_haste=True)

@@ -91,6 +91,10 @@ class Model:
         """What one layer's weights hold on a node."""
         return _held_bytes(self._layer_specs(layer), precision)
 
+    def stored_bytes(self, layers: range) -> int:
+        """What the layers' tensors take in the checkpoint's files."""
+        return sum(self.checkpoint.tensors[spec.name].nbytes for spec in self._stage_specs(layers))
+
     def kv_bytes(self, tokens: int, precision: Precision) -> int:
         """What one layer's KV cache of `tokens` tokens holds."""
         return tokens * self.spec.kv_width * precision.compute.itemsize

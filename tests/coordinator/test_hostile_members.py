@@ -14,7 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from core.coordinator.members import FAILED_SECONDS, Member, Members
+from core.coordinator.members import FAILED_SECONDS, MAX_FAILED_SECONDS, Member, Members
 from core.coordinator.supervisor import RETRY_SECONDS
 from core.errors import ChannelClosed, RouteError, StageError
 from core.interfaces.engine import GenerationRequest
@@ -247,6 +247,37 @@ async def test_what_a_member_claims_to_hold_is_looked_at_once_a_layer(model: Pat
                 member = inside(cluster).members.all()[1]
                 await cluster.until(lambda _: member.reported.holdings != [])
                 assert inside(cluster).supervisor._planning.held(member) == frozenset(range(6))
+
+
+async def test_who_has_no_memory_for_caches_is_left_out(model: Path, prompt: tuple[int, ...], oracle: str) -> None:
+    def poor(said: Said) -> Said:
+        if said["type"] == "NODE_STATE":
+            said["payload"]["kv_room"] = 1000
+        return said
+
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, min_nodes=2, max_nodes=2) as cluster:
+            await cluster.start_node("a", max_memory=HALF)
+            await cluster.start_node("poor", machine=LyingMachine(cluster.network, poor), max_memory=4 * HALF)
+            await cluster.start_node("c", max_memory=HALF)
+            status = await cluster.ready()
+            assert "has no memory for KV caches: 1000 bytes are left" in status.nodes[1].detail
+            assert await cluster.text(prompt, TOKENS) == oracle
+
+
+async def test_failures_in_a_row_keep_a_node_out_for_longer_each_time(autojump_clock: MockClock) -> None:
+    member, seconds = member_called("a"), []
+    for _ in range(7):
+        member.fail("not today")
+        member.fail("the same trouble, said by another")
+        assert member.failure is not None
+        seconds.append(member.failure.seconds)
+        await trio.sleep(seconds[-1])
+        assert not member.failed_lately
+    assert seconds == [30, 60, 120, 240, 480, 600, 600]
+    await trio.sleep(MAX_FAILED_SECONDS)
+    member.fail("after a good while")
+    assert member.failure.seconds == FAILED_SECONDS
 
 
 @pytest.mark.parametrize("news", [lambda n: NodeState(0, 0, 0, 0, n), lambda n: Pause(str(n))], ids=["state", "pause"])

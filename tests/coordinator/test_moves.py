@@ -12,6 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from core.coordinator.improvement import REBALANCE_SECONDS
+from core.coordinator.suspicion import SUSPECT_SECONDS
 from core.interfaces.engine import ClusterStatus
 from core.runtime.stage import Stage
 from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster, pass_time
@@ -184,12 +185,12 @@ async def test_a_newcomer_that_makes_nothing_better_is_spare(model: Path, speeds
 async def test_plans_are_never_made_back_and_forth(model: Path, speeds: Speeds, clock: MockClock) -> None:
     """A quick node that comes and goes moves the layers once each minute at most."""
     speeds.by_id = {"quick": 10**9}
-    with trio.fail_after(SECONDS + 10 * REBALANCE_SECONDS):
+    with trio.fail_after(SECONDS + 10 * REBALANCE_SECONDS + SUSPECT_SECONDS):
         async with memory_cluster(model, "slow", min_nodes=1) as cluster:
             await cluster.ready()
             await cluster.start_node("quick", max_memory=2**27)
             await cluster.ready(after_epoch=1)
-            for _ in range(3):
+            for _ in range(2):
                 epoch = cluster.coordinator.status().route_epoch
                 cluster.stop_node("quick")
                 await cluster.until(lambda status: [node.node_id for node in status.nodes] == ["slow"])
@@ -201,6 +202,14 @@ async def test_plans_are_never_made_back_and_forth(model: Path, speeds: Speeds, 
                 await pass_time(clock, REBALANCE_SECONDS)
                 await cluster.ready(after_epoch=epoch + 1)
                 await cluster.until(lambda status: layers_of(status) == {"quick": (0, 6)})
+            cluster.stop_node("quick")
+            await cluster.ready(after_epoch=epoch + 2)
+            await cluster.start_node("quick", max_memory=2**27)
+            await cluster.until(lambda status: any("again and again" in node.detail for node in status.nodes))
+            await pass_time(clock, 2 * REBALANCE_SECONDS)
+            assert layers_of(cluster.coordinator.status()) == {"slow": (0, 6)}, "whoever went so often is not trusted"
+            await pass_time(clock, SUSPECT_SECONDS)
+            await cluster.until(lambda status: layers_of(status) == {"quick": (0, 6)})
 
 
 async def test_a_host_may_forbid_it_and_ask_for_it(model: Path, speeds: Speeds, clock: MockClock) -> None:

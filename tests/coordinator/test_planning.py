@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import threading
+from typing import Any, cast
 
-from core.coordinator.planning import planned
+import pytest
+from trio.testing import MockClock
+
+from core.coordinator.planning import Planning, planned
+from core.coordinator.settings import CoordinatorSettings
 from core.errors import PlanError
+from core.interfaces.checkpoint import Source
 from core.interfaces.planner import Candidate, Plan, Planner, PlanRequest, StagePlan
 
 REQUEST = PlanRequest((10,) * 6, (Candidate("a", 100, "cpu"), Candidate("b", 100, "cpu")), max_stages=2)
@@ -72,3 +78,25 @@ def test_the_bounds_on_the_number_of_nodes_are_held(least: int, most: int | None
     request = PlanRequest(REQUEST.layer_bytes, REQUEST.candidates, least, most)
     with pytest.raises(PlanError, match="1 nodes are used"):
         planned(Fixed(("a", 0, 6)), request)
+
+
+async def test_a_planner_that_never_returns_is_given_up_and_keeps_one_thread(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+
+    class Stuck(Fixed):
+        def plan(self, request: PlanRequest) -> Plan:
+            release.wait(60)
+            return super().plan(request)
+
+    monkeypatch.setattr(Planning, "_request", lambda *_: REQUEST)
+    nobody, settings = cast(Any, None), CoordinatorSettings(Source("tiny"), "tiny", min_nodes=0)
+    planning = Planning(settings, Stuck(("a", 0, 6)), nobody, nobody, nobody, 0)
+    try:
+        for _ in range(3):
+            with pytest.raises(PlanError, match="the planner 'fixed' gave no plan within 60 s"):
+                await planning.plan([])
+        assert planning.one_at_a_time.borrowed_tokens == 1
+    finally:
+        release.set()

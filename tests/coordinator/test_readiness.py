@@ -43,7 +43,7 @@ async def test_whoever_comes_too_early_is_told_how_many_nodes_are_missing(model:
             assert (early.required, early.ready) == (2, 0)
             assert "2 more nodes must join" in str(early)
             await cluster.start_node("a")
-            await cluster.until(lambda status: status.ready_nodes == 1)
+            await cluster.until(lambda status: "1 more node must join" in status.detail)
             early = await refusal(cluster)
             assert (early.required, early.ready) == (2, 1)
             assert "1 more node must join" in str(early)

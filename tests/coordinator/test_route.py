@@ -193,6 +193,47 @@ async def test_an_answer_to_nothing_is_no_sign_of_life(autojump_clock: MockClock
     assert member.failed_lately, "it alone can have been silent"
 
 
+async def test_a_batch_that_a_later_one_overtakes_was_dropped(autojump_clock: MockClock) -> None:
+    _, last, _, route = route_of_two()
+    dropped, later = await route.submit(BATCH), await route.submit(BATCH)
+    await route.take(last, 2, Packet(HiddenState(2, ROW), request_id="2"))
+    with pytest.raises(RouteError, match="no answer: to a batch that was overtaken"), trio.fail_after(60):
+        await route.answer(dropped, begin=lambda _: None)
+    assert later.result is not None
+
+
+async def test_a_batch_that_fails_on_an_early_hop_overtakes_none(autojump_clock: MockClock) -> None:
+    first, last, _, route = route_of_two()
+    slow, failed = await route.submit(BATCH), await route.submit(BATCH)
+    await route.take(first, 1, Packet(InferenceError(1, "no memory"), request_id="2"))
+    with pytest.raises(StageError, match="no memory"):
+        await route.answer(failed, begin=lambda _: None)
+
+    async def answer_late() -> None:
+        await trio.sleep(STALL_SECONDS - 1)
+        await route.take(last, 2, Packet(HiddenState(2, ROW), request_id="1"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer_late)
+        assert await route.answer(slow, begin=lambda _: slow.done.set()) == HiddenState(2, ROW)
+
+
+async def test_a_batch_waits_for_those_before_it(autojump_clock: MockClock) -> None:
+    _, last, _, route = route_of_two()
+    tickets = [await route.submit(BATCH) for _ in range(3)]
+
+    async def answer_slowly() -> None:
+        for number in range(1, 4):
+            await trio.sleep(STALL_SECONDS - 1)
+            await route.take(last, 2, Packet(HiddenState(2, ROW), request_id=str(number)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer_slowly)
+        for ticket in reversed(tickets):
+            nursery.start_soon(partial(route.answer, ticket, begin=lambda _, done=ticket.done: done.set()))
+    assert route.failure is None
+
+
 async def test_who_has_no_neighbour_can_not_lose_one() -> None:
     member, route = route_over(Empty())
     with pytest.raises(ProtocolError, match="'a' sent a PEER_LOST that is not its to send"):
