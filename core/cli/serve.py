@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ from core.gateway.settings import ApiSettings
 from core.interfaces.checkpoint import Source
 from core.interfaces.engine import ClusterStatus
 
-_WATCH_SECONDS = 0.2
+_REFRESH_SECONDS = 0.2
+"""Between two looks at how far a load is."""
 _DAY_SECONDS = 86_400
 
 
@@ -219,7 +221,7 @@ async def show_progress(coordinator: Coordinator) -> int:
     last = ""
     with Bars() as bars:
         while True:
-            status = coordinator.status()
+            seen, status = coordinator.changes.count, coordinator.status()
             bars.show(_bars(status))
             said = f"{status.state}: {status.detail}" if status.detail else status.state
             if said != last:
@@ -227,7 +229,8 @@ async def show_progress(coordinator: Coordinator) -> int:
                 last = said
             if status.state == "ready":
                 break
-            await trio.sleep(_WATCH_SECONDS)
+            with trio.move_on_after(_REFRESH_SECONDS if _is_loading(status) else math.inf):
+                await coordinator.changes.wait(seen)
     typer.echo(describe_plan(status))
     return status.route_epoch
 
@@ -235,10 +238,14 @@ async def show_progress(coordinator: Coordinator) -> int:
 async def until_replaced(coordinator: Coordinator, epoch: int) -> None:
     """Until the route of that epoch is ready no more, or another one has taken its place."""
     while True:
-        status = coordinator.status()
+        seen, status = coordinator.changes.count, coordinator.status()
         if (status.state, status.route_epoch) != ("ready", epoch):
             return
-        await trio.sleep(_WATCH_SECONDS)
+        await coordinator.changes.wait(seen)
+
+
+def _is_loading(status: ClusterStatus) -> bool:
+    return status.state == "loading" or status.progress is not None
 
 
 def _bars(status: ClusterStatus) -> dict[str, tuple[int, int]]:

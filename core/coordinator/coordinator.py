@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import trio
 
+from core.coordinator.changes import Changes
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import NotReady, sole_error
 from core.interfaces.engine import ClusterStatus, Conversation, Generation, GenerationRequest, ModelCard
@@ -33,6 +34,8 @@ class Coordinator:
         self.node_port = 0
         self._settings = settings
         self._plugins = plugins
+        self.changes = Changes()
+        """Of `status().state` and `detail`; how far a load is changes more often."""
         self._phase = "starting"
         self._progress: tuple[int, int] | None = None
         self._live: Live | None = None
@@ -42,9 +45,12 @@ class Coordinator:
 
         Raises ConfigError, CheckpointError or PluginError for a model or an option that can't be had.
         """
+        self._trio = trio.lowlevel.current_trio_token()
         plugins = self._plugins or await trio.to_thread.run_sync(PluginHost.installed)
         live_module = await trio.to_thread.run_sync(importlib.import_module, "core.coordinator.live")
-        live: Live = await trio.to_thread.run_sync(live_module.Live, self._settings, plugins, self._note)
+        live: Live = await trio.to_thread.run_sync(
+            live_module.Live, self._settings, plugins, self._note, self.changes.notify
+        )
         try:
             async with live.node_port.open() as self.node_port:
                 task_status.started()
@@ -133,3 +139,5 @@ class Coordinator:
     def _note(self, phase: str, progress: tuple[int, int] | None = None) -> None:
         """May be called from any thread."""
         self._phase, self._progress = phase, progress
+        with suppress(trio.RunFinishedError):
+            self._trio.run_sync_soon(self.changes.notify, idempotent=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from core.coordinator.builder import RouteBuilder
@@ -29,7 +30,10 @@ from core.runtime.model import Model
 class Live:
     """Made in any thread, for it asks the devices; all else in trio's. Nodes join through `node_port`."""
 
-    def __init__(self, settings: CoordinatorSettings, plugins: PluginHost, note: Note) -> None:
+    def __init__(
+        self, settings: CoordinatorSettings, plugins: PluginHost, note: Note, on_change: Callable[[], None]
+    ) -> None:
+        """`note` is told what is done before nodes can serve, `on_change` that its status may be another."""
         self.settings = settings
         self.members = Members()
         self.routes = Routes()
@@ -39,6 +43,7 @@ class Live:
         self.supervisor: Supervisor | None = None
         self._plugins = plugins
         self._note = note
+        self._on_change = on_change
         # Asked for before anything is opened: a name that isn't there is an error at once.
         self._quantizer = plugins.quantizers.get(settings.quant)
         self.dtype = settings.dtype or self._quantizer.compute
@@ -78,7 +83,9 @@ class Live:
             self.telemetry.route_began(route)
             return RouteService(route, parts, router.admit, router.move)
 
-        self.supervisor = Supervisor(settings, self.members, self.routes, planning, builder, router, service_of)
+        self.supervisor = Supervisor(
+            settings, self.members, self.routes, planning, builder, router, service_of, self._on_change
+        )
         self.generator = Generator(
             model=model,
             precision=precision,

@@ -10,6 +10,7 @@ from hashlib import sha256
 
 import trio
 
+from core.coordinator.changes import Changes
 from core.coordinator.hop import Answer, Hop, HopState
 from core.errors import ChannelClosed, ProtocolError
 from core.link import Link
@@ -253,12 +254,15 @@ class Members:
     """The members by id, in the order in which they joined."""
 
     def __init__(self) -> None:
-        self.changes = 0
-        """How often someone has joined, left or changed state."""
+        self._changes = Changes()
         self._by_id: dict[str, Member] = {}
         self._failures: dict[str, Failure] = {}
         """Of nodes that have gone: to come back is not to be chosen again."""
-        self._changed = trio.Event()
+
+    @property
+    def changes(self) -> int:
+        """How often someone has joined, left or changed state."""
+        return self._changes.count
 
     def all(self) -> list[Member]:
         return list(self._by_id.values())
@@ -304,14 +308,11 @@ class Members:
                 nursery.start_soon(_end_with, member.link, message)
 
     def notify(self) -> None:
-        self.changes += 1
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changes.notify()
 
     async def wait_change(self, since: int) -> None:
         """Until there are more than `since` changes. May be cut short by a deadline of the caller's."""
-        while self.changes == since:
-            await self._changed.wait()
+        await self._changes.wait(since)
 
 
 async def _end_with(link: Link, message: Message) -> None:

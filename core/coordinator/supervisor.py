@@ -42,7 +42,10 @@ class State(Enum):
 
 
 class Supervisor:
-    """Keeps a route alive. `make_service` gives a route that is loaded and proven its service."""
+    """Keeps a route alive. `make_service` gives a route that is loaded and proven its service.
+
+    `on_change` is called when `state` or `detail` may have changed.
+    """
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class Supervisor:
         builder: RouteBuilder,
         router: Router,
         make_service: Callable[[Route], RouteService],
+        on_change: Callable[[], None],
     ) -> None:
         self.state = State.WAITING
         self.detail = ""
@@ -66,6 +70,7 @@ class Supervisor:
         self._builder = builder
         self._router = router
         self._make_service = make_service
+        self._on_change = on_change
         self._housekeeping = Housekeeping(planning, builder, self._new_hop, in_memory=settings.standby)
         self._routes = routes
         self._suspicion = Suspicion()
@@ -351,6 +356,7 @@ class Supervisor:
     def _become(self, state: State, detail: str) -> None:
         self._routes.serves = state is State.READY
         self.state, self.detail = state, detail
+        self._on_change()
 
     async def _pause(self, seconds: float, seen: int | None = None) -> None:
         """Until the members change again, from how many changes were `seen`, and for so many seconds at most."""

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from core.cli import app
 from core.cli import serve as command
 from core.cli.serve import serving, show_progress, until_replaced
+from core.coordinator.changes import Changes
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import ConfigError, sole_error
 from core.gateway.settings import ApiSettings
@@ -82,12 +83,14 @@ def test_what_becomes_of_a_lost_machine_is_told_to_the_coordinator(
 
 
 class Played:
-    """A coordinator whose status is the next of these each time, and at the end the last."""
+    """A coordinator whose status is the next of these each time, and at the end the last. Each look is a change."""
 
     def __init__(self, *statuses: ClusterStatus) -> None:
         self._statuses = list(statuses)
+        self.changes = Changes()
 
     def status(self) -> ClusterStatus:
+        self.changes.notify()
         return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
 
 

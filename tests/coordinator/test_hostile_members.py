@@ -14,7 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from core.coordinator.members import FAILED_SECONDS, MAX_FAILED_SECONDS, Member, Members
+from core.coordinator.members import FAILED_SECONDS, Member
 from core.coordinator.supervisor import RETRY_SECONDS
 from core.errors import ChannelClosed, RouteError, StageError
 from core.interfaces.engine import GenerationRequest
@@ -214,24 +214,6 @@ async def test_who_breaks_the_protocol_is_left_out_when_it_comes_back(model: Pat
                 assert "'liar' sent a HELLO" in status.nodes[1].detail
 
 
-async def test_failures_are_remembered_for_a_while_and_of_so_many_nodes(autojump_clock: MockClock) -> None:
-    members = Members()
-    for number in range(1000):
-        member = member_called(str(number))
-        members.add(member)
-        member.fail("not today")
-        members.remove(member, "it left")
-    for node_id, failed in (("999", True), ("0", False)):
-        again = member_called(node_id)
-        members.add(again)
-        assert again.failed_lately == failed
-        members.remove(again, "it left")
-    await trio.sleep(FAILED_SECONDS)
-    again = member_called("999")
-    members.add(again)
-    assert not again.failed_lately
-
-
 def member_called(node_id: str) -> Member:
     return Member(Hello(PROTOCOL_VERSION, node_id), cast(Link, None))
 
@@ -263,21 +245,6 @@ async def test_who_has_no_memory_for_caches_is_left_out(model: Path, prompt: tup
             status = await cluster.ready()
             assert "has no memory for KV caches: 1000 bytes are left" in status.nodes[1].detail
             assert await cluster.text(prompt, TOKENS) == oracle
-
-
-async def test_failures_in_a_row_keep_a_node_out_for_longer_each_time(autojump_clock: MockClock) -> None:
-    member, seconds = member_called("a"), []
-    for _ in range(7):
-        member.fail("not today")
-        member.fail("the same trouble, said by another")
-        assert member.failure is not None
-        seconds.append(member.failure.seconds)
-        await trio.sleep(seconds[-1])
-        assert not member.failed_lately
-    assert seconds == [30, 60, 120, 240, 480, 600, 600]
-    await trio.sleep(MAX_FAILED_SECONDS)
-    member.fail("after a good while")
-    assert member.failure.seconds == FAILED_SECONDS
 
 
 @pytest.mark.parametrize("news", [lambda n: NodeState(0, 0, 0, 0, n), lambda n: Pause(str(n))], ids=["state", "pause"])

@@ -31,7 +31,6 @@ from core.protocol.messages import (
     HiddenState,
     InferenceError,
     LoadComplete,
-    LoadProgress,
     Message,
     PeerConnected,
     PeerLost,
@@ -380,30 +379,6 @@ async def test_a_node_that_says_nothing_while_it_loads_is_left_out(
             assert layers_of(cluster) == {"a": (0, 3), "mute": None, "c": (3, 6)}
             assert await cluster.text(prompt, TOKENS) == oracle
             nursery.cancel_scope.cancel()
-
-
-async def test_a_node_that_is_always_nearly_done_is_left_out(model: Path, clock: MockClock) -> None:
-    offer = {"free_memory": 2**26, "max_memory_bytes": 2**26}
-    with trio.fail_after(SECONDS + 4 * STALL_SECONDS):
-        async with (
-            memory_cluster(model) as cluster,
-            cluster.join("slow", **offer) as slow,
-            trio.open_nursery() as nursery,
-        ):
-            hop = (await assignment(slow)).hop
-            nursery.start_soon(answer_heartbeats_alone, slow)
-            for seconds in (STALL_SECONDS / 2, STALL_SECONDS / 2, 10):
-                await slow.send(LoadProgress(hop, "load", 9, 10))
-                await pass_time(clock, seconds)
-            status = await cluster.until(lambda status: status.nodes[0].state == "failed")
-            assert status.nodes[0].detail.startswith("it was not done after 18")
-            nursery.cancel_scope.cancel()
-
-
-async def assignment(link: Link) -> Assignment:
-    while not isinstance(message := (await link.receive()).message, Assignment):
-        pass
-    return message
 
 
 async def answer_heartbeats_alone(link: Link) -> None:
