@@ -32,7 +32,7 @@ from core.protocol.messages import (
 )
 from core.runtime.compute import ComputeThread, explained
 from core.runtime.manifest import Manifest
-from core.runtime.model import Model, Precision
+from core.runtime.model import Model
 
 STALL_SECONDS = 180.0
 """A node that loads says how far it is; one that says nothing for this long has failed."""
@@ -55,7 +55,6 @@ class LoadRefused(RouteError):
 class RouteBuilder:
     settings: CoordinatorSettings
     model: Model
-    precision: Precision
     head: Head
     compute: ComputeThread
     manifest: Manifest
@@ -84,7 +83,7 @@ class RouteBuilder:
 
         Raises RouteError if that fails.
         """
-        shard = self._shard(hop.layers)
+        shard = self._shard(hop)
         await hop.send(StandBy(hop.number, shard, in_memory))
         loaded = await self._loaded(hop)
         if in_memory:
@@ -171,23 +170,24 @@ class RouteBuilder:
         return Assignment(
             hop=hop.number,
             next_hop=downstream.number if downstream else None,
-            shard=self._shard(hop.layers),
-            wire_dtype=self.precision.wire,
+            shard=self._shard(hop),
+            wire_dtype=hop.precision.wire,
             link_token=token,
             downstream=downstream.member.fingerprint if downstream else None,
         )
 
-    def _shard(self, layers: range) -> Shard:
+    def _shard(self, hop: Hop) -> Shard:
+        layers, precision = hop.layers, hop.precision
         proof = self.manifest.proof(layers)
         return Shard(
             model_id=self.settings.source.model,
             revision=self.model.checkpoint.revision or self.settings.source.revision,
             architecture=self.model.architecture.name,
-            quant=self.precision.quantizer.name,
-            compute_dtype=self.precision.compute,
+            quant=precision.quantizer.name,
+            compute_dtype=precision.compute,
             layer_start=layers.start,
             layer_end=layers.stop,
-            weight_bytes=sum(self.model.layer_bytes(layer, self.precision) for layer in layers),
+            weight_bytes=sum(self.model.layer_bytes(layer, precision) for layer in layers),
             proof=Proof(proof.manifest, dict(proof.files), dict(proof.rests), list(proof.layers)),
             parity_layer=self.parity_check.layer_of(layers),
         )

@@ -14,6 +14,7 @@ from core.protocol.messages import LoadComplete, LoadFailed, LoadProgress, Messa
 
 if TYPE_CHECKING:
     from core.coordinator.members import Member
+    from core.runtime.model import Precision
 
 _MAILBOX = 256
 Answer = LoadProgress | LoadComplete | LoadFailed | PeerConnected
@@ -30,7 +31,8 @@ class HopState(Enum):
 class Hop:
     """A member's part in one route: its layers, and what is true of them there. A member may have several.
 
-    `number` is the hop's own, for as long as the coordinator lives. `weight_bytes` are known once it has loaded; one
+    `number` is the hop's own, for as long as the coordinator lives. `precision` is how its layers are packed and
+    computed. `weight_bytes` are known once it has loaded; one
     token leaves `kv_token_bytes` in its caches. `link` says how its upstream neighbour reaches it: direct, or relayed
     with the reason; "" if it has none.
     """
@@ -38,6 +40,7 @@ class Hop:
     number: int
     member: Member
     layers: range
+    precision: Precision
     kv_token_bytes: int = 0
     state: HopState = HopState.LOADING
     weight_bytes: int = 0

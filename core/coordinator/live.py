@@ -66,7 +66,7 @@ class Live:
     async def _serve(self, loaded: LoadedModel, compute: ComputeThread) -> None:
         settings, model, precision = self.settings, loaded.model, loaded.precision
         parity_check = ParityCheck(model, precision, self._device)
-        builder = RouteBuilder(settings, model, precision, loaded.head, compute, loaded.manifest, parity_check)
+        builder = RouteBuilder(settings, model, loaded.head, compute, loaded.manifest, parity_check)
         planning = Planning(settings, self._planner, model, precision, loaded.held_as, self._free_at_start)
         router = Router(settings.recovery_time, self.telemetry)
         parts = ServiceParts(

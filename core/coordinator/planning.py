@@ -200,12 +200,14 @@ def _fault(plan: Plan, request: PlanRequest) -> str:
     """What of `plan` contradicts the request; empty where nothing does."""
     if not isinstance(plan, Plan):
         return f"it is {plan!r}, and no Plan"
-    layers, unused = len(request.layer_bytes), {candidate.node_id for candidate in request.candidates}
-    known = frozenset(unused)
-    for node_id in (*(stage.node_id for stage in plan.stages), *(node_id for node_id, _ in plan.left_out)):
-        if node_id not in unused:
-            return f"{node_id!r} is used twice" if node_id in known else f"{node_id!r} is no candidate"
-        unused.remove(node_id)
+    layers, known = len(request.layer_bytes), {candidate.node_id for candidate in request.candidates}
+    used, left_out = {stage.node_id for stage in plan.stages}, [node_id for node_id, _ in plan.left_out]
+    for node_id in (*used, *left_out):
+        if node_id not in known:
+            return f"{node_id!r} is no candidate"
+    for node_id in left_out:
+        if node_id in used or left_out.count(node_id) > 1:
+            return f"{node_id!r} is left out, and told of twice"
     end = 0
     for stage in plan.stages:
         given = f"{stage.node_id!r} is given layers [{stage.start}, {stage.end})"
@@ -218,7 +220,7 @@ def _fault(plan: Plan, request: PlanRequest) -> str:
         end = stage.end
     if end < layers:
         return f"layers [{end}, {layers}) are on no node"
-    most = len(plan.stages) if request.max_stages is None else request.max_stages
-    if not request.min_stages <= len(plan.stages) <= most:
-        return f"{len(plan.stages)} nodes are used, outside the bounds that were asked for"
+    most = len(used) if request.max_stages is None else request.max_stages
+    if not request.min_stages <= len(used) <= most:
+        return f"{len(used)} nodes are used, outside the bounds that were asked for"
     return ""

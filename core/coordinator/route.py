@@ -171,6 +171,10 @@ class Route:
             scope.cancel()
         self.broken.set()
 
+    @property
+    def members(self) -> set[Member]:
+        return {hop.member for hop in self.hops}
+
     def hop_of(self, member: Member) -> Hop | None:
         return next((hop for hop in self.hops if hop.member is member), None)
 

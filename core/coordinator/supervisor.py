@@ -221,7 +221,7 @@ class Supervisor:
         self._routes.add(route)
         if self._router.serving is None:
             self.epoch = route.epoch
-            self.required = max(self._settings.min_nodes, len(hops))
+            self.required = max(self._settings.min_nodes, len(route.members))
             self.left_out = dict(plan.left_out)
         _log.info("plan for route %d: %s", route.epoch, describe(plan))
         self._members.notify()
@@ -243,7 +243,7 @@ class Supervisor:
         service = self._make_service(route)
         if route.epoch > 1:
             self._improvement.rest()
-        self.epoch, self.required = route.epoch, max(self._settings.min_nodes, len(route.hops))
+        self.epoch, self.required = route.epoch, max(self._settings.min_nodes, len(route.members))
         self.left_out, self._lost = dict(plan.left_out), ""
         self._members.spare(self.left_out)
         _log.info("route %d is ready: %s", route.epoch, describe(plan))
@@ -341,8 +341,9 @@ class Supervisor:
         return [member for member in available if member not in suspects]
 
     def _new_hop(self, member: Member, layers: range) -> Hop:
-        kv_token_bytes = len(layers) * self._builder.model.kv_bytes(1, self._builder.precision)
-        return Hop(next(self._numbers), member, layers, kv_token_bytes)
+        precision = self._planning.precision
+        kv_token_bytes = len(layers) * self._planning.model.kv_bytes(1, precision)
+        return Hop(next(self._numbers), member, layers, precision, kv_token_bytes)
 
     def _pauses(self) -> list[str]:
         """Those that why the route was lost does not tell of."""

@@ -110,6 +110,7 @@ class StagePlan:
 class Plan:
     """Stages in order, together every layer once; why a candidate was left out, by its id; and what there is to say.
 
+    A node may have several stages, with others' between them: the first and the last layers, for instance.
     `notes` are sentences for the people of the cluster: what limits its speed, what a machine costs or saves.
     """
 

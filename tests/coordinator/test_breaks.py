@@ -31,9 +31,11 @@ from core.interfaces.planner import Plan
 from core.protocol.codec import Packet
 from core.protocol.fields import Segment, Tensor
 from core.protocol.messages import HiddenState, RunPrefill
+from core.runtime.model import Precision
 from core.runtime.stage import Stage
 from core.testing.cluster_in_memory import RunningText, memory_cluster
 
+PRECISION = cast(Precision, None)
 ROW = Tensor("fp32", 1, 1, bytes(4))
 BATCH = RunPrefill(1, [Segment(1, 0, 1, 1)], ROW)
 ANSWER = HiddenState(1, ROW)
@@ -48,7 +50,7 @@ class Empty:
 
 async def test_an_answer_that_comes_after_its_route_broke_is_not_sampled() -> None:
     member = cast(Member, SimpleNamespace(node_id="a", link=Empty()))
-    route = Route(1, [Hop(1, member, range(1))])
+    route = Route(1, [Hop(1, member, range(1), PRECISION)])
     begun: list[HiddenState] = []
     ticket = await route.submit(BATCH)
     with trio.fail_after(10):
@@ -142,7 +144,7 @@ class Commands:
 
 
 async def test_a_route_that_breaks_while_a_cache_command_is_sent_is_served_no_longer() -> None:
-    route = Route(1, [Hop(1, cast(Member, SimpleNamespace(node_id="a", link=Empty())), range(1))])
+    route = Route(1, [Hop(1, cast(Member, SimpleNamespace(node_id="a", link=Empty())), range(1), PRECISION)])
     nothing = cast(Any, None)
     scheduler = Scheduler(route, nothing, nothing, cast(Admission, Commands()), nothing, nothing)
     with trio.fail_after(10):

@@ -14,6 +14,7 @@ from trio.testing import MockClock
 from core.coordinator.improvement import REBALANCE_SECONDS
 from core.coordinator.suspicion import SUSPECT_SECONDS
 from core.interfaces.engine import ClusterStatus
+from core.interfaces.planner import Plan, PlanRequest, StagePlan
 from core.runtime.stage import Stage
 from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster, pass_time
 
@@ -272,3 +273,26 @@ async def test_a_better_plan_that_memory_has_no_room_for_beside_is_loaded_while_
                 assert await running.result() == undisturbed
             status = await cluster.ready(after_epoch=1)
             assert "quick" in layers_of(status)
+
+
+async def test_a_machine_may_have_the_first_layers_and_the_last(
+    model: Path, prompt: tuple[int, ...], oracle: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outer(_: object, request: PlanRequest) -> Plan:
+        home, away = (candidate.node_id for candidate in request.candidates)
+        return Plan((StagePlan(home, 0, 1, 1), StagePlan(away, 1, 5, 4), StagePlan(home, 5, 6, 1)))
+
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "home", "away") as cluster:
+            await cluster.ready()
+            undisturbed = await cluster.text(prompt, 400)
+            monkeypatch.setattr("core.coordinator.planning.planned", outer)
+            await cluster.coordinator.rebalance()
+            status = await cluster.ready(after_epoch=1)
+            assert [hop.node_id for hop in status.hops] == ["home", "away", "home"]
+            assert await cluster.text(prompt, TOKENS) == oracle
+            async with cluster.generating(prompt, 400) as running:
+                await cluster.until(lambda status: status.sessions == 1)
+                cluster.network.sever(cluster.machines["home"].port)
+                await cluster.ready(after_epoch=2)
+                assert await running.result() == undisturbed

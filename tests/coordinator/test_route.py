@@ -27,7 +27,9 @@ from core.protocol.messages import (
     PeerLost,
     RunPrefill,
 )
+from core.runtime.model import Precision
 
+PRECISION = cast(Precision, None)
 ROW = Tensor("fp32", 1, 1, bytes(4))
 BATCH = RunPrefill(1, [Segment(1, 0, 1, 1)], ROW)
 ANSWER = HiddenState(1, ROW)
@@ -42,7 +44,7 @@ class Empty:
 
 def route_over(link: object) -> tuple[Member, Route]:
     member = cast(Member, SimpleNamespace(node_id="a", link=link))
-    return member, Route(1, [Hop(1, member, range(1))])
+    return member, Route(1, [Hop(1, member, range(1), PRECISION)])
 
 
 class Full:
@@ -65,7 +67,7 @@ async def test_an_answer_to_a_batch_that_was_never_sent_harms_nobody() -> None:
 
 async def test_only_the_last_hop_answers() -> None:
     first, last = (cast(Member, SimpleNamespace(node_id=name, link=Empty())) for name in ("a", "b"))
-    route = Route(1, [Hop(1, first, range(1)), Hop(2, last, range(1, 2))])
+    route = Route(1, [Hop(1, first, range(1), PRECISION), Hop(2, last, range(1, 2), PRECISION)])
     await route.submit(BATCH)
     with pytest.raises(ProtocolError, match="'a' sent a HIDDEN_STATE that is not its to send"):
         await route.take(first, 1, Packet(ANSWER, request_id="1"))
@@ -102,7 +104,7 @@ async def test_work_on_an_answer_that_came_before_anybody_waited_begins_then() -
 
 async def test_a_node_that_says_other_things_is_waited_for_no_longer(autojump_clock: MockClock) -> None:
     member = Member(Hello(PROTOCOL_VERSION, "a"), cast(Link, None))
-    hop = Hop(1, member, range(1))
+    hop = Hop(1, member, range(1), PRECISION)
     member.add(hop)
 
     async def chatter() -> None:
@@ -121,7 +123,7 @@ async def test_a_node_that_says_other_things_is_waited_for_no_longer(autojump_cl
 
 def route_of_two() -> tuple[Member, Member, Noted, Route]:
     first, last = (cast(Member, SimpleNamespace(node_id=name, link=Noted())) for name in ("a", "b"))
-    route = Route(1, [Hop(1, first, range(1)), Hop(2, last, range(1, 2))])
+    route = Route(1, [Hop(1, first, range(1), PRECISION), Hop(2, last, range(1, 2), PRECISION)])
     return first, last, cast(Noted, last.link), route
 
 
@@ -177,7 +179,7 @@ async def test_hidden_states_of_another_shape_fail_their_batch_and_name_the_node
 
 async def test_an_answer_to_nothing_is_no_sign_of_life(autojump_clock: MockClock) -> None:
     member = Member(Hello(PROTOCOL_VERSION, "a"), cast(Link, Empty()))
-    route = Route(1, [Hop(1, member, range(1))])
+    route = Route(1, [Hop(1, member, range(1), PRECISION)])
     ticket = await route.submit(BATCH)
 
     async def chatter() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ SECONDS = 240
 PORT = 7001
 PROMPT = "Whoever listens on the way must not read this"
 TOKENS = 24
+LONG = 400
 PLAIN = [b"HELLO", b"ASSIGNMENT", b"RUN_PREFILL", b"RUN_DECODE", b"HIDDEN_STATE", b"link_token", b"Upgrade", b"GET /"]
 """Stands in whatever is sent without encryption: the names of messages and fields, and the websocket's request."""
 ASK = """
@@ -30,6 +32,21 @@ request = urllib.request.Request(
     "http://127.0.0.1:8000/v1/completions", json.dumps(body).encode(), {{"Content-Type": "application/json"}}
 )
 print(json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]["text"], end="")
+"""
+STREAM = """
+import json, sys, urllib.request
+body = {{"model": "tiny", "prompt": {prompt!r}, "max_tokens": {tokens}, "temperature": 0, "ignore_eos": True}}
+request = urllib.request.Request(
+    "http://127.0.0.1:8000/v1/completions",
+    json.dumps({{**body, "stream": True}}).encode(),
+    {{"Content-Type": "application/json"}},
+)
+for line in urllib.request.urlopen(request, timeout=120):
+    if line.startswith(b"data: {{"):
+        event = json.loads(line[6:])
+        assert "error" not in event, event
+        for choice in event["choices"]:
+            print(json.dumps(choice["text"]), flush=True)
 """
 STRANGER = """
 import socket, sys
@@ -55,8 +72,15 @@ class Friends:
         return self._folder / host.name
 
     async def start(self, host: Host, *words: str, stdin: str = "", state: Path | None = None) -> Program:
+        return await self._run(host, "-m", "core", *words, stdin=stdin, state=state)
+
+    async def stream(self, tokens: int) -> Program:
+        """On the host: what comes is printed as JSON strings, one a line."""
+        return await self._run(self.network.hosts[0], "-c", STREAM.format(prompt=PROMPT, tokens=tokens))
+
+    async def _run(self, host: Host, *words: str, stdin: str = "", state: Path | None = None) -> Program:
         process = await trio.lowlevel.open_process(
-            host.command(sys.executable, "-m", "core", *words),
+            host.command(sys.executable, *words),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -65,7 +89,7 @@ class Friends:
         assert process.stdin is not None
         await process.stdin.send_all(stdin.encode())
         await process.stdin.aclose()
-        program = Program(" ".join(words[:1]), process)
+        program = Program(" ".join(words[2:3]), process)
         self.programs.append(program)
         self._nursery.start_soon(program.read)
         return program
@@ -192,3 +216,30 @@ async def test_a_friend_comes_back_by_itself(model: Path, tmp_path: Path) -> Non
         await node.process.wait()
         await group.start(anna, "node", "--threads", "1")
         await serve.printed("route 2 is ready")
+
+
+async def test_an_answer_outlives_a_cable(model: Path, tmp_path: Path) -> None:
+    async with friends(4, tmp_path) as group:
+        others = group.network.hosts[1:]
+        names = [f"friend{number}" for number, _ in enumerate(others)]
+        serve = await group.serve(model, "--min-nodes", "2", "--max-nodes", "2", "--no-prefix-cache")
+        for friend, name in zip(others, names, strict=True):
+            await group.join(friend, await group.invite(name))
+            await serve.printed(f"node {name}-.* joined")
+        await serve.printed("route 1 is ready")
+        whole = await answered(await group.stream(LONG))
+        running = await group.stream(LONG)
+        await running.printed('(".*"\n){20}')
+        hit = (await serve.printed(r"plan for route 1: (friend\d)"))[1]
+        await group.network.cut(others[names.index(hit)])
+        assert running.process.returncode is None
+        assert await answered(running) == whole
+        await serve.printed(f"route 1 ended: node '{hit}-.*' was lost")
+        await serve.printed("route 2 is ready")
+
+
+async def answered(stream: Program) -> str:
+    assert await stream.wait() == 0, str(stream)
+    text = "".join(map(json.loads, stream.output.splitlines()))
+    assert text
+    return text
