@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from core.errors import ConfigError
+from core.one_line import OneLineFormatter
 
 _FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _MEGABYTE = 2**20
@@ -30,7 +31,9 @@ def set_up(path: Path, *, to_stderr: bool) -> None:
     if to_stderr:
         handlers.append(logging.StreamHandler())
     logging.raiseExceptions = False
-    logging.basicConfig(level=logging.INFO, format=_FORMAT, handlers=handlers, force=True)
+    for handler in handlers:
+        handler.setFormatter(OneLineFormatter(_FORMAT))
+    logging.basicConfig(level=logging.INFO, handlers=handlers, force=True)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
     sys.excepthook = _note_crash

@@ -39,10 +39,11 @@ ROOMS = {
     "__init__.py": Room.of(f"{SEAMS} hookspecs", "pluggy"),
     "__main__.py": Room.of("cli"),
     "errors.py": Room.of(""),
+    "one_line.py": Room.of(""),
     "hookspecs.py": Room.of(SEAMS, "pluggy"),
     "interfaces": Room.of(SEAMS, "trio"),
     "plugins.py": Room.of(f"{SEAMS} hookspecs", "pluggy"),
-    "protocol": Room.of(f"{SEAMS} protocol", "msgpack msgspec"),
+    "protocol": Room.of(f"{SEAMS} one_line protocol", "msgpack msgspec"),
     "protocol/tensors.py": Room.of(f"{SEAMS} protocol", "msgspec torch"),
     "link.py": Room.of(f"{SEAMS} protocol trust", "trio"),
     "blocks": Room.of(f"{SEAMS} blocks runtime", "torch"),
@@ -62,7 +63,7 @@ ROOMS = {
     "cli": Room(ANY, ANY),
     "testing": Room(ANY, ANY),
 }
-APP = Room.of("core discovery errors node plugins trust", "filelock h11 msgspec platformdirs psutil trio")
+APP = Room.of("core discovery errors node one_line plugins trust", "filelock h11 msgspec platformdirs psutil trio")
 APP_FILES = {"pictures.py": Room.of("", "PIL"), "tray.py": Room.of("", "pystray"), "gpu.py": Room.of("", "pynvml")}
 PLUGIN_SURFACE = {"core", "core.blocks", "core.hub", "core.errors"}
 SINGLE_HOMES = {

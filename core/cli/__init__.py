@@ -11,6 +11,7 @@ import typer
 from core import __version__
 from core.cli import bench, demo, doctor, invite, manifest, members, node, plan, plugins, rebalance, serve, top
 from core.errors import ConfigError, CoreError, PluginError, leaves
+from core.one_line import one_line
 
 app = typer.Typer(
     help="Pool machines into one cluster that serves a language model.",
@@ -51,9 +52,9 @@ def main() -> None:
 
 
 def _report(error: CoreError) -> int:
-    print(f"{error.title}: {error.message}" if error.message else error.title, file=sys.stderr)
+    print(one_line(f"{error.title}: {error.message}" if error.message else error.title), file=sys.stderr)
     if error.hint:
-        print(error.hint, file=sys.stderr)
+        print(one_line(error.hint), file=sys.stderr)
     return 2 if isinstance(error, (ConfigError, PluginError)) else 1
 
 

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from core.errors import ConfigError
 from core.interfaces.dtypes import DType
+from core.one_line import OneLineFormatter
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _GB = 10**9
@@ -37,7 +38,9 @@ def set_up_logging(level: str) -> None:
     """Logs to standard error. Raises ConfigError for a level that there isn't."""
     if level not in LOG_LEVELS:
         raise ConfigError(f"there is no log level {level!r}", "", f"there are: {', '.join(LOG_LEVELS)}")
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
+    to_stderr = logging.StreamHandler()
+    to_stderr.setFormatter(OneLineFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(level=level.upper(), handlers=[to_stderr])
     for chatty in ("httpx", "httpcore", "huggingface_hub", "filelock", "urllib3"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLogger().level))
 

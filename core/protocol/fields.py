@@ -7,10 +7,10 @@ from typing import Annotated
 
 import msgspec
 
+from core.one_line import UNSAFE
+
 MAX_TEXT = 4096
-_CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
-"""By which a text from elsewhere could steer the terminal that it is shown in."""
-_HARMLESS = rf"^[^{_CONTROLS}]*\Z"
+_HARMLESS = rf"^[^{UNSAFE}]*\Z"
 Name = Annotated[str, msgspec.Meta(max_length=256, pattern=_HARMLESS)]
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT, pattern=_HARMLESS)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -27,8 +27,9 @@ Signature = Annotated[bytes, msgspec.Meta(min_length=8, max_length=256)]
 
 
 def clipped(text: object) -> str:
-    """`text`, an error's for instance, as far as a `Text` field takes it."""
-    return re.sub(f"[{_CONTROLS}]", "\N{REPLACEMENT CHARACTER}", str(text)[:MAX_TEXT])
+    """`text`, an error's for instance, as far as a `Text` field takes it: in one line."""
+    line = " ".join(str(text)[:MAX_TEXT].split())
+    return re.sub(f"[{UNSAFE}]", "\N{REPLACEMENT CHARACTER}", line)
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
