@@ -71,7 +71,8 @@ def print_invite(made: Invite, link: InviteLink, *, joinable: bool) -> None:
     print(f"{link}\n")
     print(f"invite {made.id} lets one machine in{who}, until {when(link.expires)}")
     print(f"it leads to {', '.join(link.hosts)}, port {link.port}")
-    print("your friend runs core node --join - and pastes it")
+    print("your friend runs core node --join - and pastes it, or opens it in the tray app (core-node)")
+    print("whoever joins can read what is asked and answered: invite people who may")
 
 
 def list_invites(register: Register) -> str:

@@ -87,8 +87,14 @@ def serve(
         typer.Option(help="At most so many tokens of prompt and answer. Default: what model and memory allow.", min=2),
     ] = None,
     prefix_cache: Annotated[
-        bool, typer.Option(help="Keep ended sessions' caches for prompts that begin alike, while memory allows.")
+        bool,
+        typer.Option(
+            help="Keep ended sessions' caches for the same client's prompts that begin alike, as memory allows."
+        ),
     ] = True,
+    share_prefix_cache: Annotated[
+        bool, typer.Option(help="For every client's: `cached_tokens` then tells each what others asked before.")
+    ] = False,
     speculation: Annotated[
         bool, typer.Option(help="Guess from the text itself where that saves steps; never changes an answer.")
     ] = True,
@@ -154,6 +160,7 @@ def serve(
         max_sessions=max_sessions,
         max_context=max_context,
         prefix_cache=prefix_cache,
+        share_prefixes=share_prefix_cache,
         speculation=speculation,
         transport=transport,
         planner=planner,

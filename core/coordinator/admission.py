@@ -40,9 +40,11 @@ class Admission:
         *,
         max_sessions: int,
         keeps: bool,
+        shares: bool = False,
         can_truncate: bool,
     ) -> None:
-        """`keeps`: ended sessions' caches stay for prompts that begin alike; `can_truncate` as in ModelSpec."""
+        """`keeps`: ended sessions' caches stay for prompts that begin alike, of the same client unless it `shares` them
+        among all; `can_truncate` as in ModelSpec."""
         self.running: dict[int, Session] = {}
         self.budget = KVBudget(lambda: route.kv_tokens, keeps=keeps)
         self.is_open = True
@@ -53,7 +55,8 @@ class Admission:
         self._begin = begin
         self._left = left
         self._max_sessions = max_sessions
-        self._rolls_back = can_truncate
+        self._shares = shares
+        self._can_truncate = can_truncate
         self._starved: list[Session] = []
         self._commands: list[ClearCache | CopyCache] = []
 
@@ -83,7 +86,8 @@ class Admission:
         place = self._give_up(session)
         if place is not None:
             kept = [] if session.failure else session.tokens[: place.cached]
-            self._clear(self.budget.keep(place.cache, kept, capacity(max(place.most_cached, len(kept)))))
+            room = capacity(max(place.most_cached, len(kept)))
+            self._clear(self.budget.keep(place.cache, kept, room, self._owner(session)))
             session.vacate()
         self._left()
 
@@ -165,7 +169,7 @@ class Admission:
         if not self.budget.has_room(wanted):
             return None
         kept, common = self._longest_prefix(session)
-        if kept is not None and self._rolls_back and common < len(kept.tokens) - SAME_CHAT:
+        if kept is not None and self._can_truncate and common < len(kept.tokens) - SAME_CHAT:
             gone = self.budget.reserve(wanted, spared=kept)
             if gone is not None:
                 self.budget.touch(kept)
@@ -185,10 +189,13 @@ class Admission:
         """The caches to begin with, and how many of their tokens: the last token of a prompt is always run."""
         if session.wants_prompt_logprobs:
             return None, 0
-        kept, common = self.budget.longest_prefix(session.tokens[:-1])
-        if kept is not None and not self._rolls_back and common < len(kept.tokens):
+        kept, common = self.budget.longest_prefix(session.tokens[:-1], self._owner(session))
+        if kept is not None and not self._can_truncate and common < len(kept.tokens):
             return None, 0
         return kept, common
+
+    def _owner(self, session: Session) -> str:
+        return "" if self._shares else session.client
 
     def is_starved(self, session: Session) -> bool:
         return session in self._starved

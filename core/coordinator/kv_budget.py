@@ -17,8 +17,10 @@ MAX_KEPT = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
-    """The caches that an ended session left on the route: of `tokens`, with memory for `room`."""
+    """The caches that an ended session left on the route: of `tokens`, with memory for `room`. `client` alone may begin
+    with them: how many of a prompt's tokens are cached, and how soon it is answered, tells of what was asked before."""
 
+    client: str
     cache: int
     tokens: torch.Tensor
     head: tuple[int, ...]
@@ -80,19 +82,20 @@ class KVBudget:
     def release(self, tokens: int) -> None:
         self.reserved -= tokens
 
-    def keep(self, cache: int, tokens: Sequence[int], room: int) -> list[int]:
+    def keep(self, cache: int, tokens: Sequence[int], room: int, client: str = "") -> list[int]:
         """Keeps an ended session's caches, whose reservation was released: the caches that are to be freed."""
         if not self._keeps or len(tokens) < MIN_KEPT_TOKENS:
             return [cache]
-        self._kept.append(Kept(cache, torch.tensor(tokens), tuple(tokens[:MIN_KEPT_TOKENS]), room))
+        self._kept.append(Kept(client, cache, torch.tensor(tokens), tuple(tokens[:MIN_KEPT_TOKENS]), room))
         gone = self._kept[: max(0, len(self._kept) - MAX_KEPT)]
         del self._kept[: len(gone)]
         return [kept.cache for kept in gone]
 
-    def longest_prefix(self, tokens: Sequence[int]) -> tuple[Kept | None, int]:
-        """The kept caches with the longest beginning in common with `tokens`, and how long that is."""
+    def longest_prefix(self, tokens: Sequence[int], client: str = "") -> tuple[Kept | None, int]:
+        """Of the caches that are kept for `client`, those with the longest beginning in common with `tokens`, and how
+        long that is."""
         head = tuple(tokens[:MIN_KEPT_TOKENS])
-        candidates = [kept for kept in self._kept if kept.head == head]
+        candidates = [kept for kept in self._kept if kept.client == client and kept.head == head]
         if not candidates:
             return None, 0
         wanted = torch.tensor(tokens)

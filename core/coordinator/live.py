@@ -76,6 +76,7 @@ class Live:
             router.queue,
             max_sessions=settings.max_sessions,
             keeps=settings.prefix_cache,
+            shares=settings.share_prefixes,
             can_truncate=model.spec.can_truncate,
         )
 

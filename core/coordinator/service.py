@@ -31,7 +31,7 @@ class Parting(RouteError):
 
 @dataclass(frozen=True, slots=True)
 class ServiceParts:
-    """What the services of all routes of one model share. `keeps` and `can_truncate` as in Admission."""
+    """What the services of all routes of one model share. `keeps`, `shares` and `can_truncate` as in Admission."""
 
     head: Head
     compute: ComputeThread
@@ -39,6 +39,7 @@ class ServiceParts:
     queue: WaitingQueue
     max_sessions: int
     keeps: bool
+    shares: bool
     can_truncate: bool
 
 
@@ -56,6 +57,7 @@ class RouteService:
             self._left,
             max_sessions=shared.max_sessions,
             keeps=shared.keeps,
+            shares=shared.shares,
             can_truncate=shared.can_truncate,
         )
         self.scheduler = Scheduler(route, shared.head, shared.compute, self.admission, shared.telemetry, on_idle)

@@ -15,7 +15,8 @@ class CoordinatorSettings:
 
     `dtype` None: what the quantizer asks for. `keep_head`: embedding and head are not quantized.
     `max_sessions` run at once, others wait; `max_context` (tokens) None: as much as the model and the nodes' memory
-    allow. `prefix_cache`: ended sessions' caches stay for prompts that begin alike.
+    allow. `prefix_cache`: ended sessions' caches stay for prompts that begin alike, of the same client, or with
+    `share_prefixes` of anybody.
     `local_nodes` are started beside the coordinator, and share this machine's memory among them; they compile their
     layers where it `compiles`. `state_dir` None: the
     system's place for it. `advertise`: hosts for invites, none for this machine's own addresses.
@@ -43,6 +44,7 @@ class CoordinatorSettings:
     max_sessions: int = 64
     max_context: int | None = None
     prefix_cache: bool = True
+    share_prefixes: bool = False
     speculation: bool = True
     transport: str = "trio-websocket"
     planner: str = "balanced"

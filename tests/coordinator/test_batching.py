@@ -204,6 +204,15 @@ async def test_a_chat_that_goes_on_is_not_prefilled_again(model: Path, prompt: t
             assert (fresh.text, fresh.cached_tokens) == (longer.text, 0)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+async def test_nobody_learns_from_caches_what_another_client_asked(model: Path, shared: bool) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", share_prefixes=shared) as cluster:
+            await cluster.ready()
+            for client, cached in (("anna", 0), ("bert", len(LONG) - 1 if shared else 0), ("anna", len(LONG) - 1)):
+                assert (await generation_of(cluster, greedy(LONG, 4, client))).cached_tokens == cached
+
+
 async def test_many_that_begin_alike_copy_what_one_has_prefilled(model: Path, prompt: tuple[int, ...]) -> None:
     prompts = [(*LONG[:100], *(token + shift for token in prompt)) for shift in range(3)]
     with trio.fail_after(SECONDS):
