@@ -17,8 +17,11 @@ OPEN = "open"
 """The option of a route that needs no key."""
 
 
-_HERE = re.compile(r"(\[[0-9a-f:.]+\]|[0-9.]+|localhost|[\w.-]+\.(localhost|internal))(:\d+)?", re.IGNORECASE)
-"""What a Host header may be where this machine alone is served: an address, or a name that no stranger can register."""
+_HERE = re.compile(
+    r"(\[[0-9a-f:.]+\]|[0-9.]+|localhost|[\w.-]+\.localhost|host\.(docker|containers)\.internal)(:\d+)?", re.IGNORECASE
+)
+"""What a Host header may be where this machine alone is served: an address, a name that no stranger can give an
+address, or the one by which a container knows its machine."""
 
 
 class Access:

@@ -17,7 +17,7 @@ from core.errors import ConfigError
 
 ENVIRONMENT = "CORE_STATE_DIR"
 LOCK_SECONDS = 5.0
-_OTHERS_WRITE = 0o022
+_OTHERS, _OTHERS_WRITE = 0o077, 0o022
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +30,41 @@ class StateDir:
     def open(cls, path: Path | None = None) -> StateDir:
         """`path`, else what $CORE_STATE_DIR says, else the system's place for a user's data.
 
-        Raises ConfigError for what is no directory.
+        Raises ConfigError for what is no directory, or not the user's own.
         """
         chosen = path or Path(os.environ.get(ENVIRONMENT) or user_data_path("core-cluster", appauthor=False))
         state = cls(chosen.expanduser().absolute())
         if state.path.exists() and not state.path.is_dir():
             raise state._useless("it is a file")
+        if state.path.exists():
+            state._refuse_others()
         return state
 
     def _made(self) -> Path:
         """Raises ConfigError where it can't be used, or where others may write to it."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            mode = self.path.stat().st_mode
         except OSError as error:
             raise self._useless(error.strerror or str(error)) from None
-        if sys.platform != "win32" and mode & _OTHERS_WRITE:
+        self._refuse_others()
+        return self.path
+
+    def _refuse_others(self) -> None:
+        """Raises ConfigError where somebody else may put a key of theirs in the place of this machine's."""
+        if sys.platform == "win32":
+            return
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            raise self._useless(error.strerror or str(error)) from None
+        if status.st_uid not in (0, os.geteuid()):
+            raise self._useless("it belongs to another user of this machine, and it holds this machine's key")
+        if status.st_mode & _OTHERS_WRITE:
             raise ConfigError(
                 f"others may write to the state directory {self.path}",
                 "it holds this machine's key",
                 f"chmod 700 {self.path}",
             )
-        return self.path
 
     def _useless(self, reason: str) -> ConfigError:
         return ConfigError(
@@ -61,9 +74,14 @@ class StateDir:
         )
 
     def read(self, name: str) -> bytes | None:
-        """None where there is no such file. Raises ConfigError where it can't be read."""
+        """None where there is no such file. Others may not read it from then on. Raises ConfigError where it can't be
+        read."""
+        file = self.path / name
         try:
-            return (self.path / name).read_bytes()
+            data = file.read_bytes()
+            if sys.platform != "win32" and file.stat().st_mode & _OTHERS:
+                file.chmod(0o600)
+            return data
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:

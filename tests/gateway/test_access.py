@@ -115,6 +115,7 @@ async def test_a_page_beside_the_api_behind_one_proxy_may_ask(client: httpx.Asyn
         ("evil.example:8000", 403),
         ("localhost.evil.example", 403),
         ("127.0.0.1.evil.example", 403),
+        ("printer.internal:8000", 403),
         ("", 403),
         ("LOCALHOST:8000", 200),
         ("[::1]:8000", 200),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -43,6 +44,23 @@ def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigError, match="chmod 700"):
         Identity.open(StateDir.open(tmp_path))
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() != 0, reason="only root can give a directory away")
+def test_another_users_directory_is_refused_before_its_key_is_believed(state: StateDir) -> None:
+    Identity.open(state)
+    os.chown(state.path, 1234, -1)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        StateDir.open(state.path)
+
+
+@unix
+def test_a_key_that_others_could_read_is_theirs_no_more(state: StateDir) -> None:
+    made = Identity.open(state)
+    for file in state.path.iterdir():
+        file.chmod(0o644)
+    assert Identity.open(state).fingerprint == made.fingerprint
+    assert all(file.stat().st_mode & 0o077 == 0 for file in state.path.glob("*.pem"))
 
 
 def test_looking_for_something_makes_no_directory(tmp_path: Path) -> None:
