@@ -20,6 +20,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from core.errors import ConfigError
 from core.gateway.app import create_app
 from core.gateway.bridge import Bridge
+from core.gateway.connections import most_connections, protocol_for
 from core.gateway.settings import ApiSettings
 from core.interfaces.engine import Engine
 
@@ -48,7 +49,8 @@ async def serve_http(
         async with trio.open_nursery() as nursery:
             token, serving = trio.lowlevel.current_trio_token(), trio.Event()
             app = create_app(engine, Bridge(nursery, patience=settings.patience), settings)
-            server = _Server(app, settings.patience, on_startup=lambda: token.run_sync_soon(serving.set))
+            most = settings.max_connections or most_connections()
+            server = _Server(app, settings.patience, most, on_startup=lambda: token.run_sync_soon(serving.set))
             nursery.start_soon(_run, server, listener)
             try:
                 await serving.wait()
@@ -60,7 +62,7 @@ async def serve_http(
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, app: ASGIApp, patience: float, on_startup: Callable[[], None]) -> None:
+    def __init__(self, app: ASGIApp, patience: float, most: int, on_startup: Callable[[], None]) -> None:
         self._app = app
         self._patience = patience
         self._busy = Counter[tuple[str, int] | None]()
@@ -72,7 +74,7 @@ class _Server(uvicorn.Server):
                 self._answer,
                 interface="asgi3",
                 loop="asyncio",
-                http="h11",
+                http=protocol_for(most),
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -19,7 +19,7 @@ class ApiSettings:
     """Without keys everyone is let in, which has to be allowed beyond this machine.
 
     `cors_origins` are those of web pages that may ask; `patience` is in seconds, like `max_time`: how long any request
-    may take.
+    may take. `max_connections` None: by how many files the process may open.
     """
 
     keys: frozenset[str] = field(default=frozenset(), repr=False)
@@ -27,6 +27,7 @@ class ApiSettings:
     cors_origins: tuple[str, ...] = ()
     patience: float = PATIENCE
     max_time: float = math.inf
+    max_connections: int | None = None
 
     def __post_init__(self) -> None:
         if self.keys and self.allow_anonymous:

@@ -1,0 +1,60 @@
+"""How many connections the API has open: in all, and from one address."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MAX_CONNECTIONS = 1024
+FILES_SHARE = 3
+"""The API takes one in so many of the files that the process may open: nodes, models and logs need the others."""
+ADDRESS_SHARE = 4
+"""An address beyond this machine may have one in so many of the connections."""
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 5\r\n\r\n"
+    b'{"error":{"message":"too many connections are open: try again later","type":"server_error","code":null}}'
+)
+
+
+def most_connections() -> int:
+    """How many there may be here, by what the system lets this process open."""
+    if sys.platform == "win32":
+        return MAX_CONNECTIONS
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, soft // FILES_SHARE)
+
+
+def protocol_for(most: int) -> type[H11Protocol]:
+    """uvicorn's, which answers 503 to a connection that would be one more than `most`, or than an address may have."""
+
+    class BoundedProtocol(H11Protocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if _is_too_many(self.client, [getattr(each, "client", None) for each in self.connections], most):
+                transport.write(_REFUSAL)
+                transport.close()
+
+    return BoundedProtocol
+
+
+def _is_too_many(client: tuple[str, int] | None, clients: Iterable[Any], most: int) -> bool:
+    """`clients` are those of all connections, the new one's included."""
+    everybody = [_neighbourhood(each) for each in clients]
+    if len(everybody) > most:
+        return True
+    here = _neighbourhood(client)
+    return here != "" and everybody.count(here) > max(1, most // ADDRESS_SHARE)
+
+
+def _neighbourhood(client: tuple[str, int] | None) -> str:
+    """Addresses that may be one machine's; "" for this machine itself."""
+    address = ip_address(client[0].partition("%")[0]) if client else None
+    if address is None or address.is_loopback:
+        return ""
+    return str(ip_network((address, 64), strict=False)) if isinstance(address, IPv6Address) else str(address)
