@@ -120,12 +120,13 @@ class Coordinator:
         )
 
     async def tokenize(self, prompt: str | Conversation) -> tuple[int, ...]:
-        return tuple(await trio.to_thread.run_sync(self._open().encode, prompt))
+        generator = self._open()
+        return tuple(await generator.preparation.run("", generator.encode, prompt))
 
     async def detokenize(self, tokens: tuple[int, ...]) -> str:
         generator = self._open()
         generator.require_known(tokens, "tokens")
-        return await trio.to_thread.run_sync(generator.tokenizer.decode_whole, tokens)
+        return await generator.preparation.run("", generator.tokenizer.decode_whole, tokens)
 
     def _open(self) -> Generator:
         """Raises NotReady while the model is being opened."""

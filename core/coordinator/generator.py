@@ -12,6 +12,7 @@ import trio
 
 from core.coordinator.admission import context_exceeded
 from core.coordinator.decoding import Decoding
+from core.coordinator.preparation import Preparation
 from core.coordinator.router import Router
 from core.coordinator.session import Session
 from core.coordinator.speculation import Speculation
@@ -25,6 +26,11 @@ from core.runtime.model import Model, Precision
 from core.runtime.sampling import Sampler
 from core.runtime.sampling_params import SamplingParams
 from core.runtime.tokenizer import Tokenizer
+
+LETTERS_PER_TOKEN = 16
+"""More than a token has on average in any language: a prompt with more for each of the context is tried in part."""
+_SLACK = 16
+"""Tokens by which a text's beginning may differ from the beginning of its tokens."""
 
 
 @dataclass(slots=True)
@@ -42,6 +48,7 @@ class Generator:
     sessions: int = 0
     ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """Session 0 is the proof's."""
+    preparation: Preparation = field(default_factory=Preparation)
 
     @property
     def context_length(self) -> int:
@@ -60,7 +67,7 @@ class Generator:
         session = None
         try:
             with trio.CancelScope(deadline=request.deadline) as scope:
-                session = await trio.to_thread.run_sync(self._prepare, request, abandon_on_cancel=True)
+                session = await self.preparation.run(request.client, self._prepare, request)
                 async with self.router.running(session, lambda: "deadline" if scope.cancel_called else "cancelled"):
                     yield session
             if scope.cancelled_caught:
@@ -103,6 +110,7 @@ class Generator:
         return Session(next(self.ids), prompt, decoding, request.client)
 
     def _prompt_ids(self, request: GenerationRequest) -> list[int]:
+        self._refuse_if_far_too_long(request.prompt)
         ids = self.encode(request.prompt)
         if not ids:
             raise RequestError("the prompt is empty", "it has no token", "send at least one", param="prompt")
@@ -127,6 +135,18 @@ class Generator:
             case ids:
                 return list(ids)
 
+    def _refuse_if_far_too_long(self, prompt: str | Sequence[int] | Conversation) -> None:
+        """Raises RequestError, having turned no more than its beginning into tokens."""
+        context, begun = self.context_length, _beginning(prompt, LETTERS_PER_TOKEN * self.context_length)
+        if begun and (tokens := len(self.tokenizer.encode(begun, special_tokens=False))) > context + _SLACK:
+            raise RequestError(
+                f"This model's maximum context length is {context} tokens",
+                f"the first {len(begun)} letters of the prompt alone are {tokens} tokens",
+                "shorten the prompt",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+
     def _room(self, prompt: int, request: GenerationRequest) -> int:
         """How many tokens may be decoded. Raises RequestError if the context has no room for what is asked."""
         context = self.context_length
@@ -134,6 +154,22 @@ class Generator:
         if prompt + wanted > context:
             raise context_exceeded(context, prompt, wanted)
         return context - prompt if request.max_tokens is None else wanted
+
+
+def _beginning(prompt: str | Sequence[int] | Conversation, letters: int) -> str:
+    """So many letters of a prompt that has more; "" of any other."""
+    texts: list[str] = []
+    if isinstance(prompt, Conversation):
+        contents = [message.get("content") for message in prompt.messages]
+        texts = [content for content in contents if isinstance(content, str)]
+    elif isinstance(prompt, str):
+        texts = [prompt]
+    if sum(map(len, texts)) <= letters:
+        return ""
+    begun = ""
+    for text in texts:
+        begun += text[: letters - len(begun)]
+    return begun
 
 
 def sampling_params(request: GenerationRequest, defaults: Mapping[str, Any]) -> SamplingParams:
