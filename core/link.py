@@ -31,6 +31,8 @@ GREETING_BYTES = 64 * 1024
 _QUEUE = 256
 _ROUND_TRIPS, _FEW = 16, 3
 _FLUSH_SECONDS = 1.0
+_HELD_UP_SECONDS = 0.25
+"""A task that runs so much later than it should: its process, or its machine, was held up."""
 
 
 class Link:
@@ -176,11 +178,12 @@ class Link:
 
     async def _watch(self) -> None:
         """Wakes a receiver that has waited for too long: a deadline for every frame would cost each of them more."""
-        while True:
-            waited = trio.current_time() - self._waiting_since
-            if waited >= self._patience:
-                break
-            await trio.sleep(self._patience - max(waited, 0))
+        while (waited := trio.current_time() - self._waiting_since) < self._patience:
+            due = trio.current_time() + self._patience - max(waited, 0)
+            await trio.sleep_until(due)
+            if trio.current_time() - due > _HELD_UP_SECONDS:
+                # What came while this process itself stood still is read first.
+                self._waiting_since = max(self._waiting_since, trio.current_time() - self._patience + _FLUSH_SECONDS)
         self._silent = True
         with trio.CancelScope() as at_once:
             at_once.cancel()
