@@ -88,7 +88,7 @@ class Frames:
                     return message
             elif isinstance(event, TextMessage):
                 raise self._refusal(_UNSUPPORTED, "a text message came where only binary ones are spoken")
-            elif isinstance(event, Ping):
+            elif isinstance(event, Ping) and self._protocol.state is ConnectionState.OPEN:
                 self._on_ping(self._protocol.send(event.response()))
             elif isinstance(event, CloseConnection):
                 raise self._end(event)

@@ -60,6 +60,18 @@ def pieces(data: bytes, numbers: random.Random) -> Iterator[bytes]:
 
 
 @both_ends
+def test_a_ping_to_an_end_that_is_closing_needs_no_answer(client: bool) -> None:
+    end = End(client=client)
+    end.feed(Ping(b"before"))
+    assert list(end.messages()) == []
+    assert len(end.pongs) == 1
+    end.frames.goodbye()
+    end.feed(Ping(b"after"), BytesMessage(b"on its way"))
+    assert list(end.messages()) == [b"on its way"]
+    assert len(end.pongs) == 1
+
+
+@both_ends
 @pytest.mark.parametrize("seed", range(20))
 def test_any_messages_in_any_fragments_are_read_from_any_pieces(client: bool, seed: int) -> None:
     numbers, end, sent, stream, pings = random.Random(seed), End(client=client), [], b"", 0
