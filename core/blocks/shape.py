@@ -40,6 +40,8 @@ class DecoderShape:
     windows: tuple[int | None, ...] = ()
     """How many positions each layer looks back on, its own included; None is all, and so is an empty tuple."""
     attention_softcap: float | None = None
+    sinks: bool = False
+    """Each head has a score of its own that takes a part of its attention, and gives nothing."""
     logit_softcap: float | None = None
     embedding_scale: float | None = None
     mixture: Mixture | None = None

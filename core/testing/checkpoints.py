@@ -30,7 +30,9 @@ _CORPUS = (
 )
 
 
-ModelType = Literal["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "qwen3_moe"]
+ModelType = Literal[
+    "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "qwen3_moe", "mixtral", "gpt_oss"
+]
 
 _TINY: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 16},
@@ -43,6 +45,8 @@ _TINY: dict[str, dict[str, Any]] = {
     "gemma3_text": {"sliding_window": 16, "query_pre_attn_scalar": 24, "sliding_window_pattern": 3},
     "phi3": {"pad_token_id": 0},
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    "mixtral": {"num_local_experts": 4},
+    "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 16, "swiglu_limit": 1.5},
 }
 """What a family's config says where `config` says nothing: windows and caps that a short text reaches."""
 

@@ -1,0 +1,130 @@
+"""How the configs of families with experts read: as published, with what they leave out, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from core_plugin_gpt_oss.gpt_oss import YARN, GptOss, clamped_gate
+from core_plugin_mixtral.mixtral import Mixtral
+from core_plugin_qwen_moe.qwen_moe import Qwen3Moe
+from transformers import AutoConfig
+
+from core import ConfigError, TensorInfo
+from core.blocks import DecoderArchitecture, Mixture
+
+FAMILIES: dict[str, DecoderArchitecture] = {"qwen3_moe": Qwen3Moe(), "mixtral": Mixtral(), "gpt_oss": GptOss()}
+EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"num_experts": 16, "moe_intermediate_size": 128},
+    "mixtral": {"num_local_experts": 16},
+    "gpt_oss": {"num_local_experts": 16},
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def config(model_type: str, **more: Any) -> dict[str, Any]:
+    """What every published config says, and `more`; without what is None."""
+    said = {
+        "model_type": model_type,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_experts_per_tok": 4,
+        "vocab_size": 1000,
+        "max_position_embeddings": 8192,
+        **EXPERTS[model_type],
+        **more,
+    }
+    return {key: value for key, value in said.items() if value is not None}
+
+
+def mixture(model_type: str, **more: Any) -> Mixture:
+    found = FAMILIES[model_type].shape(config(model_type, **more)).mixture
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_what_a_config_leaves_out_is_what_transformers_says(model_type: str) -> None:
+    said = config(model_type)
+    meant = AutoConfig.for_model(**said)
+    spec, shape = FAMILIES[model_type].read_config(said), FAMILIES[model_type].shape(said)
+    assert spec.tied_head == meant.tie_word_embeddings
+    assert shape.head_dim == (getattr(meant, "head_dim", None) or 64)
+    assert shape.norm_eps == meant.rms_norm_eps
+    assert (shape.qkv_bias, shape.output_bias) == (getattr(meant, "attention_bias", False),) * 2
+    assert mixture(model_type).normalised == getattr(meant, "norm_topk_prob", True)
+    assert (mixture(model_type).experts, mixture(model_type).chosen) == (16, 4)
+    rotary, _ = FAMILIES[model_type].rotaries(said, 64)
+    slowest = meant.rope_parameters["rope_theta"] ** (-31 / 32) / meant.rope_parameters.get("factor", 1.0)
+    assert rotary.inverse_frequencies[-1] == pytest.approx(slowest)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "more", "expected"),
+    [
+        ("qwen3_moe", {"sliding_window": 100}, [None] * 8),
+        ("qwen3_moe", {"sliding_window": 100, "use_sliding_window": True, "layer_types": [FULL] * 8}, [100] * 8),
+        ("qwen3_moe", {"use_sliding_window": True}, [4096] * 8),
+        ("mixtral", {}, [None] * 8),
+        ("mixtral", {"sliding_window": 100}, [100] * 8),
+        ("gpt_oss", {}, [128, None] * 4),
+        ("gpt_oss", {"sliding_window": 100, "layer_types": [FULL] * 7 + [SLIDING]}, [None] * 7 + [100]),
+    ],
+)
+def test_windows_are_where_transformers_has_them(model_type: str, more: dict[str, Any], expected: list[Any]) -> None:
+    shape = FAMILIES[model_type].shape(config(model_type, **more))
+    assert [shape.window(layer) for layer in range(8)] == expected
+
+
+def test_experts_are_where_transformers_has_them() -> None:
+    assert mixture("qwen3_moe").dense_layers == set()
+    some = mixture("qwen3_moe", decoder_sparse_step=3, mlp_only_layers=[2])
+    assert some.dense_layers == {0, 1, 2, 3, 4, 6, 7}
+
+
+def test_transformers_own_name_for_the_number_of_experts() -> None:
+    assert mixture("qwen3_moe", num_experts=None, num_local_experts=8).experts == 8
+
+
+def test_gpt_oss_without_a_scaling_has_yarn() -> None:
+    rotary, _ = GptOss().rotaries(config("gpt_oss"), 64)
+    said, _ = GptOss().rotaries(config("gpt_oss", rope_scaling=YARN, rope_theta=150_000.0), 64)
+    assert torch.equal(rotary.inverse_frequencies, said.inverse_frequencies)
+    assert rotary.magnitude == said.magnitude > 1
+
+
+def test_a_gate_is_clamped_on_one_side_and_what_it_lets_through_on_both() -> None:
+    gate, up = torch.tensor([-9.0, -1.0, 9.0]), torch.tensor([1.0, -9.0, 9.0])
+    expected = torch.tensor([-9.0, -1.0, 7.0]) * torch.tensor([2.0, -6.0, 8.0])
+    expected *= torch.sigmoid(1.702 * torch.tensor([-9.0, -1.0, 7.0]))
+    found = clamped_gate(torch.stack((gate, up), dim=-1).view(1, 6), 1.702, 7.0)
+    torch.testing.assert_close(found[0], expected)
+
+
+def test_packed_floats_are_refused_by_name() -> None:
+    name = "model.layers.0.mlp.experts.down_proj_blocks"
+    stored = {name: TensorInfo((1,), "U8", 1, "model.safetensors", 0)}
+    with pytest.raises(ConfigError, match="MXFP4, which is not read here"):
+        GptOss().read_model(config("gpt_oss"), stored)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "more", "message"),
+    [
+        ("qwen3_moe", {"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
+        ("qwen3_moe", {"num_experts": None}, "experts = None makes no model"),
+        ("qwen3_moe", {"num_experts": 2**40}, "experts = 1099511627776 makes no model"),
+        ("qwen3_moe", {"num_experts_per_tok": 17}, "17 of 16 experts can't be chosen"),
+        ("qwen3_moe", {"moe_intermediate_size": None}, "no 'moe_intermediate_size'"),
+        ("qwen3_moe", {"num_hidden_layers": 2**70, "decoder_sparse_step": 2}, "num_hidden_layers = .* makes no model"),
+        ("mixtral", {"num_experts_per_tok": None}, "no 'num_experts_per_tok'"),
+        ("gpt_oss", {"layer_types": [SLIDING]}, "layer_types is not 8 times"),
+    ],
+)
+def test_what_a_family_does_not_compute_is_refused(model_type: str, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FAMILIES[model_type].read_config(config(model_type, **more))
