@@ -17,7 +17,7 @@ from core.blocks.decoder import (
 )
 from core.blocks.embed_and_head import DecoderEmbedAndHead
 from core.blocks.linear import linear_tensors
-from core.blocks.mixture import Mixture, Scoring
+from core.blocks.mixture import Mixture, Scoring, first_layers
 from core.blocks.mlp import GatedMLP, gelu_tanh
 from core.blocks.moe import MixtureOfExperts
 from core.blocks.norm import RMSNorm, UnitOffsetRMSNorm
@@ -53,6 +53,7 @@ __all__ = [
     "UnitOffsetRMSNorm",
     "choose_kernels",
     "fast_dtype",
+    "first_layers",
     "gelu_tanh",
     "head_dim",
     "layer_windows",

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from core.blocks.config import checked_size, required
+from core.blocks.config import checked_size, required, size
 from core.errors import ConfigError
 
 
@@ -86,3 +86,8 @@ class Mixture:
     def as_fused(self) -> Mixture:
         """The same as transformers saves its own fused tensors."""
         return replace(self, fused=True, block="mlp")
+
+
+def first_layers(config: Mapping[str, Any], count: int) -> frozenset[int]:
+    """The model's first `count` layers, or all of them where it has fewer."""
+    return frozenset(range(min(count, size(config, "num_hidden_layers"))))

@@ -30,9 +30,9 @@ _CORPUS = (
 )
 
 
-ModelType = Literal[
-    "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "qwen3_moe", "mixtral", "gpt_oss"
-]
+DenseType = Literal["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3"]
+MixtureType = Literal["qwen3_moe", "qwen2_moe", "mixtral", "gpt_oss", "glm4_moe"]
+ModelType = Literal[DenseType, MixtureType]
 
 _TINY: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 16},
@@ -45,6 +45,21 @@ _TINY: dict[str, dict[str, Any]] = {
     "gemma3_text": {"sliding_window": 16, "query_pre_attn_scalar": 24, "sliding_window_pattern": 3},
     "phi3": {"pad_token_id": 0},
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    "qwen2_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64,
+    },
+    "glm4_moe": {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.5,
+        "use_qk_norm": True,
+    },
     "mixtral": {"num_local_experts": 4},
     "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 16, "swiglu_limit": 1.5},
 }

@@ -1,9 +1,35 @@
-"""How a qwen3_moe config reads."""
+"""How qwen2_moe and qwen3_moe configs read."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from core.blocks import DecoderArchitecture, DecoderShape, Mixture, layer_windows, refuse_unless, size
+
+
+class Qwen2Moe(DecoderArchitecture):
+    """As qwen2, with experts in the place of most or all MLPs, and one that all tokens share, behind a gate.
+
+    Where there is a sliding window, every other one of the first layers has it.
+    """
+
+    name = "qwen2_moe"
+    model_types = ("qwen2_moe",)
+
+    def shape(self, config: Mapping[str, Any]) -> DecoderShape:
+        refuse_unless(config, "hidden_act", "silu")
+        window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+        last = config.get("max_window_layers", 28)
+        return DecoderShape.from_config(
+            config,
+            qkv_bias=bool(config.get("qkv_bias", True)),
+            windows=layer_windows(config, window, lambda layer: layer % 2 == 0 and layer < last),
+            mixture=qwen_mixture(
+                config,
+                shared_size=size(config, "shared_expert_intermediate_size"),
+                shared="shared_expert",
+                shared_gate=True,
+            ),
+        )
 
 
 class Qwen3Moe(DecoderArchitecture):

@@ -41,6 +41,7 @@ FAMILIES: list[ModelType] = [
     "phi3",
     "qwen3_moe",
     "gpt_oss",
+    "glm4_moe",
 ]
 KINDS = [("fp16", DType.FP32), ("fp16", DType.FP16), ("fp16", DType.BF16), ("int8", DType.BF16), ("int4", DType.BF16)]
 

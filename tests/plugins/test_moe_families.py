@@ -6,18 +6,27 @@ from typing import Any
 
 import pytest
 import torch
+from core_plugin_glm4_moe.glm4_moe import Glm4Moe
 from core_plugin_gpt_oss.gpt_oss import YARN, GptOss, clamped_gate
 from core_plugin_mixtral.mixtral import Mixtral
-from core_plugin_qwen_moe.qwen_moe import Qwen3Moe
+from core_plugin_qwen_moe.qwen_moe import Qwen2Moe, Qwen3Moe
 from transformers import AutoConfig
 
 from core import ConfigError, TensorInfo
 from core.blocks import DecoderArchitecture, Mixture
 
-FAMILIES: dict[str, DecoderArchitecture] = {"qwen3_moe": Qwen3Moe(), "mixtral": Mixtral(), "gpt_oss": GptOss()}
+FAMILIES: dict[str, DecoderArchitecture] = {
+    "qwen2_moe": Qwen2Moe(),
+    "qwen3_moe": Qwen3Moe(),
+    "mixtral": Mixtral(),
+    "gpt_oss": GptOss(),
+    "glm4_moe": Glm4Moe(),
+}
 EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 16, "moe_intermediate_size": 128},
+    "qwen2_moe": {"num_experts": 16, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 256},
     "mixtral": {"num_local_experts": 16},
+    "glm4_moe": {"n_routed_experts": 16, "moe_intermediate_size": 128},
     "gpt_oss": {"num_local_experts": 16},
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -55,11 +64,14 @@ def test_what_a_config_leaves_out_is_what_transformers_says(model_type: str) -> 
     assert spec.tied_head == meant.tie_word_embeddings
     assert shape.head_dim == (getattr(meant, "head_dim", None) or 64)
     assert shape.norm_eps == meant.rms_norm_eps
-    assert (shape.qkv_bias, shape.output_bias) == (getattr(meant, "attention_bias", False),) * 2
+    assert shape.qkv_bias == getattr(meant, "qkv_bias", getattr(meant, "attention_bias", False))
+    assert shape.output_bias == (getattr(meant, "attention_bias", False) and model_type != "glm4_moe")
     assert mixture(model_type).normalised == getattr(meant, "norm_topk_prob", True)
     assert (mixture(model_type).experts, mixture(model_type).chosen) == (16, 4)
     rotary, _ = FAMILIES[model_type].rotaries(said, 64)
-    slowest = meant.rope_parameters["rope_theta"] ** (-31 / 32) / meant.rope_parameters.get("factor", 1.0)
+    rotated = 64 * meant.rope_parameters.get("partial_rotary_factor", 1.0)
+    assert 2 * len(rotary.inverse_frequencies) == rotated
+    slowest = meant.rope_parameters["rope_theta"] ** (2 / rotated - 1) / meant.rope_parameters.get("factor", 1.0)
     assert rotary.inverse_frequencies[-1] == pytest.approx(slowest)
 
 
@@ -69,6 +81,8 @@ def test_what_a_config_leaves_out_is_what_transformers_says(model_type: str) -> 
         ("qwen3_moe", {"sliding_window": 100}, [None] * 8),
         ("qwen3_moe", {"sliding_window": 100, "use_sliding_window": True, "layer_types": [FULL] * 8}, [100] * 8),
         ("qwen3_moe", {"use_sliding_window": True}, [4096] * 8),
+        ("qwen2_moe", {"use_sliding_window": True, "max_window_layers": 5}, [4096, None] * 3 + [None] * 2),
+        ("qwen2_moe", {"sliding_window": 100, "layer_types": [SLIDING] * 8}, [None] * 8),
         ("mixtral", {}, [None] * 8),
         ("mixtral", {"sliding_window": 100}, [100] * 8),
         ("gpt_oss", {}, [128, None] * 4),
@@ -84,6 +98,8 @@ def test_experts_are_where_transformers_has_them() -> None:
     assert mixture("qwen3_moe").dense_layers == set()
     some = mixture("qwen3_moe", decoder_sparse_step=3, mlp_only_layers=[2])
     assert some.dense_layers == {0, 1, 2, 3, 4, 6, 7}
+    assert mixture("glm4_moe").dense_layers == {0}
+    assert mixture("glm4_moe", first_k_dense_replace=2**70).dense_layers == set(range(8))
 
 
 def test_transformers_own_name_for_the_number_of_experts() -> None:
@@ -122,6 +138,8 @@ def test_packed_floats_are_refused_by_name() -> None:
         ("qwen3_moe", {"moe_intermediate_size": None}, "no 'moe_intermediate_size'"),
         ("qwen3_moe", {"num_hidden_layers": 2**70, "decoder_sparse_step": 2}, "num_hidden_layers = .* makes no model"),
         ("mixtral", {"num_experts_per_tok": None}, "no 'num_experts_per_tok'"),
+        ("glm4_moe", {"n_group": 3}, "4 of 16 experts can't be chosen: from 1 of 3 groups"),
+        ("glm4_moe", {"n_group": 8}, "4 of 16 experts can't be chosen: from 1 of 8 groups"),
         ("gpt_oss", {"layer_types": [SLIDING]}, "layer_types is not 8 times"),
     ],
 )

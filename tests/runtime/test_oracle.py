@@ -71,6 +71,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"model_type": "mixtral", "tied": False},
     "mixtral-fused-windowed": {"model_type": "mixtral", "fused_experts": True, "config": {"sliding_window": 16}},
+    "qwen2_moe": {"model_type": "qwen2_moe", "tied": False},
+    "qwen2_moe-fused-windowed": {
+        "model_type": "qwen2_moe",
+        "fused_experts": True,
+        "config": {**WINDOWED, "max_window_layers": 3, "mlp_only_layers": [3], "qkv_bias": False},
+    },
+    "glm4_moe": {"model_type": "glm4_moe", "tied": False},
+    "glm4_moe-biased": {
+        "model_type": "glm4_moe",
+        "attention_bias": True,
+        "fused_experts": True,
+        "config": {"n_group": 1, "topk_group": 1, "use_qk_norm": False, "first_k_dense_replace": 2},
+    },
     "gpt_oss": {"model_type": "gpt_oss", "tied": False, "rope_scaling": YARN},
     "gpt_oss-unbiased": {
         "model_type": "gpt_oss",
