@@ -16,13 +16,14 @@ from core.blocks.decoder import (
     PostNormLayer,
 )
 from core.blocks.embed_and_head import DecoderEmbedAndHead
+from core.blocks.latent_attention import LatentAttention
 from core.blocks.linear import linear_tensors
 from core.blocks.mixture import Mixture, Scoring, first_layers
 from core.blocks.mlp import GatedMLP, gelu_tanh
 from core.blocks.moe import MixtureOfExperts
 from core.blocks.norm import RMSNorm, UnitOffsetRMSNorm
-from core.blocks.rope import RotaryEmbedding, Rotation
-from core.blocks.shape import DecoderShape
+from core.blocks.rope import RotaryEmbedding, Rotation, rope_parameters
+from core.blocks.shape import DecoderShape, Latent
 from core.runtime.device import fast_dtype
 from core.runtime.kernel_choice import TOLERANCE, Kernel, Kernels, Product, choose_kernels, normal, timed
 from core.runtime.unquantized import Plain, PlainLinear, multiply
@@ -39,6 +40,8 @@ __all__ = [
     "GatedMLP",
     "Kernel",
     "Kernels",
+    "Latent",
+    "LatentAttention",
     "Mixture",
     "MixtureOfExperts",
     "PiecewiseDecoderStack",
@@ -62,6 +65,7 @@ __all__ = [
     "normal",
     "refuse_unless",
     "required",
+    "rope_parameters",
     "size",
     "timed",
 ]

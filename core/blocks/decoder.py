@@ -12,6 +12,7 @@ from torch import Tensor
 from core.blocks.attention import Attention
 from core.blocks.config import size
 from core.blocks.embed_and_head import DecoderEmbedAndHead
+from core.blocks.latent_attention import LatentAttention
 from core.blocks.mlp import GatedMLP
 from core.blocks.moe import MixtureOfExperts
 from core.blocks.rope import RotaryEmbedding, Rotation, context_length
@@ -59,7 +60,7 @@ class DecoderArchitecture(Architecture):
             hidden_size=shape.hidden_size,
             vocab_size=size(config, "vocab_size"),
             context_length=context_length(config),
-            kv_width=2 * shape.kv_heads * shape.head_dim,
+            kv_width=shape.kv_width,
             tied_head=bool(config.get("tie_word_embeddings", self.tied_by_default)),
             config=config,
         )
@@ -68,7 +69,7 @@ class DecoderArchitecture(Architecture):
         shape = self._shape_of(spec)
         names = PostNormLayer.NORMS if shape.post_norms else DecoderLayer.NORMS
         norms = (TensorSpec(f"model.layers.{layer}.{name}.weight", (shape.hidden_size,)) for name in names)
-        return (*norms, *Attention.tensors(shape, layer), *_mlp_tensors(shape, layer))
+        return (*norms, *_attention_tensors(shape, layer), *_mlp_tensors(shape, layer))
 
     def non_layer_tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         table = (spec.vocab_size, spec.hidden_size)
@@ -105,7 +106,7 @@ class DecoderLayer:
 
     def __init__(self, shape: DecoderShape, layer: int, weights: Weights) -> None:
         self.norms = [shape.norm(weights.tensor(f"model.layers.{layer}.{name}.weight")) for name in self.NORMS]
-        self.attention = Attention(shape, layer, weights)
+        self.attention = _attention(shape, layer, weights)
         self.mlp = _mlp(shape, layer, weights)
 
     def __call__(self, hidden: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
@@ -163,6 +164,18 @@ class PiecewiseDecoderStack(DecoderStack):
 
     def encode(self, positions: Tensor) -> list[Rotation]:
         return self.rotations(positions)
+
+
+def _attention(shape: DecoderShape, layer: int, weights: Weights) -> Attention | LatentAttention:
+    if shape.latent is not None:
+        return LatentAttention(shape, shape.latent, layer, weights)
+    return Attention(shape, layer, weights)
+
+
+def _attention_tensors(shape: DecoderShape, layer: int) -> tuple[TensorSpec, ...]:
+    if shape.latent is not None:
+        return LatentAttention.tensors(shape, shape.latent, layer)
+    return Attention.tensors(shape, layer)
 
 
 def _mlp(shape: DecoderShape, layer: int, weights: Weights) -> GatedMLP | MixtureOfExperts:

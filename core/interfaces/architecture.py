@@ -159,6 +159,13 @@ class Batch(Protocol):
         k: softcap * tanh(product / softcap). `sinks` [heads] are scores of one more position each, whose value is 0.
         """
 
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
+        """Appends k and v to the sessions' caches of `layer`; returns what each segment's session has there by now.
+
+        For attention of another kind. k and v: [rows, kv_heads, width], each of a width of its own, together
+        `ModelSpec.kv_width` values a row; returned for each segment: [kv_heads, end of the segment, width].
+        """
+
 
 class LayerStack(Protocol):
     """A loaded layer range."""

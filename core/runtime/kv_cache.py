@@ -214,13 +214,15 @@ class SegmentBatch:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
+        cached = zip(self.segments, self._split(q), self.extend(layer, k, v), strict=True)
         outputs = [
-            causal_attention(
-                rows, *part.cache.layers[layer].append(part.start, *new), part.start, scale, window, softcap, sinks
-            )
-            for part, rows, *new in zip(self.segments, self._split(q), self._split(k), self._split(v), strict=True)
+            causal_attention(rows, *both, part.start, scale, window, softcap, sinks) for part, rows, both in cached
         ]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor]]:
+        new = zip(self.segments, self._split(k), self._split(v), strict=True)
+        return [part.cache.layers[layer].append(part.start, *rows) for part, *rows in new]
 
     def _split(self, rows: Tensor) -> Sequence[Tensor]:
         """The rows of each segment."""

@@ -31,9 +31,23 @@ _CORPUS = (
 
 
 DenseType = Literal["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3"]
-MixtureType = Literal["qwen3_moe", "qwen2_moe", "mixtral", "gpt_oss", "glm4_moe"]
+MixtureType = Literal["qwen3_moe", "qwen2_moe", "mixtral", "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3"]
 ModelType = Literal[DenseType, MixtureType]
 
+_LATENT: dict[str, Any] = {
+    "head_dim": 8,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_group": 4,
+    "topk_group": 2,
+}
+_OF_LATENTS = ("deepseek_v2", "deepseek_v3")
 _TINY: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 16},
     "gemma2": {
@@ -60,6 +74,12 @@ _TINY: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.5,
         "use_qk_norm": True,
     },
+    "deepseek_v2": {
+        **_LATENT,
+        "topk_method": "group_limited_greedy",
+        "first_k_dense_replace": 1,
+    },
+    "deepseek_v3": {**_LATENT, "first_k_dense_replace": 1},
     "mixtral": {"num_local_experts": 4},
     "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 16, "swiglu_limit": 1.5},
 }
@@ -114,8 +134,6 @@ def tiny_checkpoint(
         intermediate_size=intermediate,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim or hidden_size // heads,
         max_position_embeddings=max_position_embeddings,
         tie_word_embeddings=tied,
         bos_token_id=tokenizer.convert_tokens_to_ids(IM_START),
@@ -123,6 +141,8 @@ def tiny_checkpoint(
         dtype=dtype,
         **({} if attention_bias is None else {"attention_bias": attention_bias}),
         **{
+            "num_key_value_heads": heads if model_type in _OF_LATENTS else kv_heads,
+            "head_dim": head_dim or hidden_size // heads,
             "rope_parameters": _rope_parameters(model_type, rope_scaling),
             **_TINY.get(model_type, {}),
             **(config or {}),

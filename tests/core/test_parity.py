@@ -42,6 +42,7 @@ FAMILIES: list[ModelType] = [
     "qwen3_moe",
     "gpt_oss",
     "glm4_moe",
+    "deepseek_v3",
 ]
 KINDS = [("fp16", DType.FP32), ("fp16", DType.FP16), ("fp16", DType.BF16), ("int8", DType.BF16), ("int4", DType.BF16)]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from core_plugin_deepseek.deepseek import DeepseekV2, DeepseekV3
 from core_plugin_glm4_moe.glm4_moe import Glm4Moe
 from core_plugin_gpt_oss.gpt_oss import YARN, GptOss, clamped_gate
 from core_plugin_mixtral.mixtral import Mixtral
@@ -13,7 +14,7 @@ from core_plugin_qwen_moe.qwen_moe import Qwen2Moe, Qwen3Moe
 from transformers import AutoConfig
 
 from core import ConfigError, TensorInfo
-from core.blocks import DecoderArchitecture, Mixture
+from core.blocks import DecoderArchitecture, Latent, Mixture
 
 FAMILIES: dict[str, DecoderArchitecture] = {
     "qwen2_moe": Qwen2Moe(),
@@ -21,12 +22,16 @@ FAMILIES: dict[str, DecoderArchitecture] = {
     "mixtral": Mixtral(),
     "gpt_oss": GptOss(),
     "glm4_moe": Glm4Moe(),
+    "deepseek_v2": DeepseekV2(),
+    "deepseek_v3": DeepseekV3(),
 }
 EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 16, "moe_intermediate_size": 128},
     "qwen2_moe": {"num_experts": 16, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 256},
     "mixtral": {"num_local_experts": 16},
     "glm4_moe": {"n_routed_experts": 16, "moe_intermediate_size": 128},
+    "deepseek_v2": {"n_routed_experts": 16, "moe_intermediate_size": 128},
+    "deepseek_v3": {"n_routed_experts": 16, "moe_intermediate_size": 128},
     "gpt_oss": {"num_local_experts": 16},
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -64,9 +69,13 @@ def test_what_a_config_leaves_out_is_what_transformers_says(model_type: str) -> 
     assert spec.tied_head == meant.tie_word_embeddings
     assert shape.head_dim == (getattr(meant, "head_dim", None) or 64)
     assert shape.norm_eps == meant.rms_norm_eps
+    assert shape.mlp_bias == getattr(meant, "mlp_bias", False)
     assert shape.qkv_bias == getattr(meant, "qkv_bias", getattr(meant, "attention_bias", False))
     assert shape.output_bias == (getattr(meant, "attention_bias", False) and model_type != "glm4_moe")
     assert mixture(model_type).normalised == getattr(meant, "norm_topk_prob", True)
+    assert mixture(model_type).scale == getattr(meant, "routed_scaling_factor", 1.0)
+    assert len(mixture(model_type).dense_layers) == getattr(meant, "first_k_dense_replace", 0)
+    assert mixture(model_type).shared_size == 128 * getattr(meant, "n_shared_experts", 2 * (model_type == "qwen2_moe"))
     assert (mixture(model_type).experts, mixture(model_type).chosen) == (16, 4)
     rotary, _ = FAMILIES[model_type].rotaries(said, 64)
     rotated = 64 * meant.rope_parameters.get("partial_rotary_factor", 1.0)
@@ -100,6 +109,34 @@ def test_experts_are_where_transformers_has_them() -> None:
     assert some.dense_layers == {0, 1, 2, 3, 4, 6, 7}
     assert mixture("glm4_moe").dense_layers == {0}
     assert mixture("glm4_moe", first_k_dense_replace=2**70).dense_layers == set(range(8))
+
+
+def test_latents_are_as_wide_as_transformers_says() -> None:
+    for model_type in ("deepseek_v2", "deepseek_v3"):
+        said = config(model_type)
+        meant, shape = AutoConfig.for_model(**said), FAMILIES[model_type].shape(said)
+        assert shape.latent == Latent(
+            rank=meant.kv_lora_rank,
+            rotated=meant.qk_rope_head_dim,
+            plain=meant.qk_nope_head_dim,
+            value=meant.v_head_dim,
+            query_rank=meant.q_lora_rank,
+        )
+        assert FAMILIES[model_type].read_config(said).kv_width == 576
+        assert FAMILIES[model_type].shape({**said, "q_lora_rank": None}).latent.query_rank == 0
+
+
+def test_groups_are_what_transformers_says() -> None:
+    assert (mixture("deepseek_v3").groups, mixture("deepseek_v3").groups_chosen) == (8, 4)
+    assert mixture("deepseek_v2", n_group=4, topk_group=2).groups == 1
+    limited = mixture("deepseek_v2", n_group=4, topk_group=2, topk_method="group_limited_greedy")
+    assert (limited.groups, limited.groups_chosen, limited.group_leaders) == (4, 2, 1)
+
+
+def test_a_lengthened_context_sharpens_attention() -> None:
+    published = {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}
+    shape = DeepseekV3().shape(config("deepseek_v3", rope_scaling=published))
+    assert shape.attention_scale == pytest.approx(192**-0.5 * 1.3689**2, rel=1e-4)
 
 
 def test_transformers_own_name_for_the_number_of_experts() -> None:
@@ -140,6 +177,13 @@ def test_packed_floats_are_refused_by_name() -> None:
         ("mixtral", {"num_experts_per_tok": None}, "no 'num_experts_per_tok'"),
         ("glm4_moe", {"n_group": 3}, "4 of 16 experts can't be chosen: from 1 of 3 groups"),
         ("glm4_moe", {"n_group": 8}, "4 of 16 experts can't be chosen: from 1 of 8 groups"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method = 'noaux_tc' is not supported"),
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob = True"),
+        ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "no 'n_group'"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq = 2"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func = 'softmax'"),
+        ("deepseek_v3", {"v_head_dim": 200}, "values of 200 behind keys of 192"),
+        ("deepseek_v3", {"kv_lora_rank": 2**40}, "rank = 1099511627776 makes no model"),
         ("gpt_oss", {"layer_types": [SLIDING]}, "layer_types is not 8 times"),
     ],
 )

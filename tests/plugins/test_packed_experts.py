@@ -35,7 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {},  # likewise, with its columns first, biases, and gates between the rows
     "nemotron_h": {},  # no gate
 }
-OWN = ["qwen3_moe", "mixtral", "gpt_oss", "qwen2_moe", "glm4_moe"]
+OWN = ["qwen3_moe", "mixtral", "gpt_oss", "qwen2_moe", "glm4_moe", "deepseek_v2", "deepseek_v3"]
 """Those that have an architecture of their own beside the generic one."""
 ROWS = 20
 

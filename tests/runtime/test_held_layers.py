@@ -29,7 +29,7 @@ TRANSFORMERS = ["gpt2", "olmoe", "minicpm3", "qwen3_next", "granitemoe"]
 """Among them families whose experts are many tensors in the checkpoint, and one where they are one."""
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma2", "phi3", "qwen2_moe", "gpt_oss", "glm4_moe"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma2", "phi3", "qwen2_moe", "gpt_oss", "deepseek_v3"])
 def of_blocks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp(request.param), model_type=request.param, layers=3)
 

@@ -36,6 +36,7 @@ LONGROPE = {
     "partial_rotary_factor": 0.75,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "truncate": False}
+LATENT_YARN = {**YARN, "truncate": True, "mscale": 0.7, "mscale_all_dim": 1.1}
 WINDOWED = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama-tied": {"model_type": "llama", "tied": True},
@@ -83,6 +84,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "fused_experts": True,
         "config": {"n_group": 1, "topk_group": 1, "use_qk_norm": False, "first_k_dense_replace": 2},
+    },
+    "deepseek_v2": {"model_type": "deepseek_v2", "tied": False},
+    "deepseek_v2-lite": {
+        "model_type": "deepseek_v2",
+        "rope_scaling": LATENT_YARN,
+        "attention_bias": True,
+        "config": {"topk_method": "greedy", "q_lora_rank": None, "v_head_dim": 20, "mlp_bias": True},
+    },
+    "deepseek_v3": {"model_type": "deepseek_v3", "tied": False, "rope_scaling": LATENT_YARN},
+    "deepseek_v3-not-interleaved": {
+        "model_type": "deepseek_v3",
+        "attention_bias": True,
+        "fused_experts": True,
+        "config": {"rope_interleave": False, "norm_topk_prob": False, "first_k_dense_replace": 3},
     },
     "gpt_oss": {"model_type": "gpt_oss", "tied": False, "rope_scaling": YARN},
     "gpt_oss-unbiased": {
