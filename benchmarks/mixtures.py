@@ -2,13 +2,14 @@
 
 The model is a qwen3_moe of about 1B parameters, with 64 experts of which a token goes to 8. Rounds alternate, and
 ratios are taken within a round: decode, and a prompt of 512 tokens. Then what a step of several sessions costs, against
-that of one. Needs about 10 GB of memory.
+that of one. All times are of this thread alone, so that others on the machine count less. Needs about 10 GB of memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,19 +63,28 @@ def load_oracle(path: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
 
 
+def ours(whole: WholeModel, prompt: list[int], tokens: int) -> Round:
+    started = time.thread_time()
+    token = whole.step(prompt, 0)
+    first = time.thread_time()
+    for position in range(len(prompt), len(prompt) + tokens):
+        token = whole.step([token], position)
+    return Round(first - started, time.thread_time() - first)
+
+
 def compare(model: Model, ways: dict[str, WholeModel], oracle: Any, rounds: int, tokens: int) -> None:
     prompt = made_up_prompt(model, PROMPT, tokens + 1)
     theirs: list[Round] = []
-    ours: dict[str, list[Round]] = {quant: [] for quant in ways}
+    own: dict[str, list[Round]] = {quant: [] for quant in ways}
     for number in range(rounds + 1):
-        found = {quant: whole.measure(prompt, tokens) for quant, whole in ways.items()}
-        other = generated(oracle, prompt, tokens)
+        found = {quant: ours(whole, prompt, tokens) for quant, whole in ways.items()}
+        other = generated(oracle, prompt, tokens, time.thread_time)
         if number > 0:
             theirs.append(other)
             for quant, round_ in found.items():
-                ours[quant].append(round_)
+                own[quant].append(round_)
     print(f"transformers bf16    {spread([tokens / each.decode for each in theirs], 'tok/s', 1)}")
-    for quant, rounds_ in ours.items():
+    for quant, rounds_ in own.items():
         decode = [other.decode / mine.decode for mine, other in zip(rounds_, theirs, strict=True)]
         prefill = [other.prefill / mine.prefill for mine, other in zip(rounds_, theirs, strict=True)]
         print(f"{quant} bf16, decode    {spread([tokens / each.decode for each in rounds_], 'tok/s', 1)}")
