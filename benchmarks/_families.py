@@ -173,9 +173,9 @@ def table(results: dict[str, str]) -> str:
 
 PAGE = """# Model families
 
-The families with an architecture of their own are in the [README](../README.md#what-it-runs). Every other decoder
-that transformers knows is computed by transformers' own code, through the architecture `transformers`: each node builds
-the model without weights, loads its layers, and leaves the others out.
+The families with an architecture of their own are in the [README](../README.md#what-it-runs), and those of them that
+have experts below. Every other decoder that transformers knows is computed by transformers' own code, through the
+architecture `transformers`: each node builds the model without weights, loads its layers, and leaves the others out.
 
 `python benchmarks/_families.py` wrote this page with transformers {version}. For each family it makes a tiny model with
 random weights, splits its four layers over one, two and three stages, and compares the logits in fp32 with those of
@@ -183,6 +183,25 @@ transformers: a prompt, eight decode steps, a prompt in chunks, and going back f
 family's code runs split; it does not say that each published checkpoint of the family loads.
 
 {count} families work.
+
+## Experts with an architecture of their own
+
+Each expert is packed by itself, by any `--quant`. Sessions in one batch share all products, and a token goes through
+the experts that it chose alone. Going back is possible, `--compile` is not.
+
+| model type | attention | cached by token and layer | experts |
+|---|---|---|---|
+| qwen2_moe | as qwen2 | keys and values | softmax, and a shared one behind a gate |
+| qwen3_moe | as qwen3 | keys and values | softmax |
+| mixtral | as mistral | keys and values | softmax |
+| gpt_oss | sinks, every other layer with a window | keys and values | softmax, biases, a clamped gate; 16 bits |
+| glm4_moe | half of each head rotated | keys and values | corrected sigmoids, a shared one |
+| deepseek_v2 | over latents | `kv_lora_rank + qk_rope_head_dim` values | softmax, in groups or not; shared ones |
+| deepseek_v3 | over latents | `kv_lora_rank + qk_rope_head_dim` values | corrected sigmoids in groups; shared ones |
+
+Experts may be one tensor each, as they are published, or all in one, as transformers 5 holds them. `kv_b_proj` of
+latent attention multiplies from both sides, so it stays in `--dtype`; so do routers, in fp32. Layers that predict
+further tokens (`num_nextn_predict_layers`) are not loaded.
 
 ## All of it
 

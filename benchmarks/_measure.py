@@ -60,20 +60,21 @@ def spread(values: Sequence[float], unit: str = "", digits: int = 2) -> str:
 
 
 class _Stamps:
-    """A streamer for `generate`: when each token came, the prompt first."""
+    """A streamer for `generate`: when each token came by `clock`, the prompt first."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.times: list[float] = []
+        self._clock = clock
 
     def put(self, value: torch.Tensor) -> None:
-        self.times.append(time.perf_counter())
+        self.times.append(self._clock())
 
     def end(self) -> None: ...
 
 
-def generated(oracle: Any, prompt: Sequence[int], tokens: int) -> Round:
+def generated(oracle: Any, prompt: Sequence[int], tokens: int, clock: Callable[[], float] = time.perf_counter) -> Round:
     """What transformers' greedy `generate` takes for the prompt and `tokens` tokens after the first."""
-    ids, stamps, length = torch.tensor([prompt], device=oracle.device), _Stamps(), tokens + 1
+    ids, stamps, length = torch.tensor([prompt], device=oracle.device), _Stamps(clock), tokens + 1
     oracle.generate(
         ids,
         attention_mask=torch.ones_like(ids),

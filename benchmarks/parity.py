@@ -34,7 +34,7 @@ from core.testing.checkpoints import ModelType, tiny_checkpoint
 from core.testing.families import tiny_family
 
 CPU = torch.device("cpu")
-BY_TRANSFORMERS = ("mixtral", "granite", "olmo2", "mamba")
+BY_TRANSFORMERS = ("olmoe", "granite", "olmo2", "mamba")
 
 
 @contextmanager

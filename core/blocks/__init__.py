@@ -6,14 +6,24 @@ compute dtype, which the weights have.
 """
 
 from core.blocks.attention import Attention
-from core.blocks.config import head_dim, layer_windows, refuse_unless, required
-from core.blocks.decoder import DecoderArchitecture, DecoderLayer, DecoderStack, PostNormLayer
+from core.blocks.config import head_dim, layer_windows, refuse_unless, required, size
+from core.blocks.decoder import (
+    DecoderArchitecture,
+    DecoderLayer,
+    DecoderSpec,
+    DecoderStack,
+    PiecewiseDecoderStack,
+    PostNormLayer,
+)
 from core.blocks.embed_and_head import DecoderEmbedAndHead
+from core.blocks.latent_attention import LatentAttention
 from core.blocks.linear import linear_tensors
+from core.blocks.mixture import Mixture, Scoring, first_layers
 from core.blocks.mlp import GatedMLP, gelu_tanh
+from core.blocks.moe import MixtureOfExperts
 from core.blocks.norm import RMSNorm, UnitOffsetRMSNorm
-from core.blocks.rope import RotaryEmbedding, Rotation
-from core.blocks.shape import DecoderShape
+from core.blocks.rope import RotaryEmbedding, Rotation, rope_parameters
+from core.blocks.shape import DecoderShape, Latent
 from core.runtime.device import fast_dtype
 from core.runtime.kernel_choice import TOLERANCE, Kernel, Kernels, Product, choose_kernels, normal, timed
 from core.runtime.unquantized import Plain, PlainLinear, multiply
@@ -25,10 +35,16 @@ __all__ = [
     "DecoderEmbedAndHead",
     "DecoderLayer",
     "DecoderShape",
+    "DecoderSpec",
     "DecoderStack",
     "GatedMLP",
     "Kernel",
     "Kernels",
+    "Latent",
+    "LatentAttention",
+    "Mixture",
+    "MixtureOfExperts",
+    "PiecewiseDecoderStack",
     "Plain",
     "PlainLinear",
     "PostNormLayer",
@@ -36,9 +52,11 @@ __all__ = [
     "RMSNorm",
     "RotaryEmbedding",
     "Rotation",
+    "Scoring",
     "UnitOffsetRMSNorm",
     "choose_kernels",
     "fast_dtype",
+    "first_layers",
     "gelu_tanh",
     "head_dim",
     "layer_windows",
@@ -47,5 +65,7 @@ __all__ = [
     "normal",
     "refuse_unless",
     "required",
+    "rope_parameters",
+    "size",
     "timed",
 ]

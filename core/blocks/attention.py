@@ -26,6 +26,7 @@ class Attention:
         self.heads, self.kv_heads = shape.heads, shape.kv_heads
         self.scale = shape.attention_scale or shape.head_dim**-0.5
         self.window, self.softcap = shape.window(layer), shape.attention_softcap
+        self.sinks = weights.tensor(f"{prefix}.sinks") if shape.sinks else None
 
     @staticmethod
     def tensors(shape: DecoderShape, layer: int) -> tuple[TensorSpec, ...]:
@@ -35,10 +36,12 @@ class Attention:
         if shape.fused_tensors:
             rows = {"qkv_proj": q_rows + 2 * kv_rows}
         norms = ("q_norm", "k_norm") if shape.qk_norms else ()
+        sinks = (TensorSpec(f"{prefix}.sinks", (shape.heads,)),) if shape.sinks else ()
         return (
             *(spec for name in rows for spec in linear_tensors(f"{prefix}.{name}", rows[name], hidden, bias)),
             *(TensorSpec(f"{prefix}.{name}.weight", (shape.head_dim,)) for name in norms),
             *linear_tensors(f"{prefix}.o_proj", hidden, q_rows, shape.output_bias),
+            *sinks,
         )
 
     def project(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,7 +53,9 @@ class Attention:
 
     def attend(self, batch: Batch, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """[rows, heads * head_dim], for `out`."""
-        attended = batch.attend(self.layer, q, k, v, scale=self.scale, window=self.window, softcap=self.softcap)
+        attended = batch.attend(
+            self.layer, q, k, v, scale=self.scale, window=self.window, softcap=self.softcap, sinks=self.sinks
+        )
         return attended.flatten(1)
 
 

@@ -4,24 +4,38 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
 from core.blocks.attention import Attention
 from core.blocks.config import size
 from core.blocks.embed_and_head import DecoderEmbedAndHead
+from core.blocks.latent_attention import LatentAttention
 from core.blocks.mlp import GatedMLP
+from core.blocks.moe import MixtureOfExperts
 from core.blocks.rope import RotaryEmbedding, Rotation, context_length
 from core.blocks.shape import DecoderShape
 from core.interfaces.architecture import Architecture, Batch, EmbedAndHead, LayerStack, ModelSpec, TensorSpec, Weights
+from core.interfaces.checkpoint import TensorInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec(ModelSpec):
+    """`fused_experts` says that the checkpoint has one tensor of all experts where the family has one of each."""
+
+    fused_experts: bool = False
 
 
 class DecoderArchitecture(Architecture):
-    """Decoder with grouped-query attention, rotary embeddings, a gated MLP, and norms before or around both."""
+    """Decoder with grouped-query attention, rotary embeddings, a gated MLP or a mixture of experts, and norms before or
+    around both."""
 
     tied_by_default: ClassVar[bool] = False
     """Whether a config that does not speak of `tie_word_embeddings` means that the head is the embedding."""
+    default_theta: ClassVar[float] = 10_000.0
+    """The base of rotary frequencies where a config has none."""
 
     @abstractmethod
     def shape(self, config: Mapping[str, Any]) -> DecoderShape:
@@ -29,28 +43,33 @@ class DecoderArchitecture(Architecture):
 
     def rotaries(self, config: Mapping[str, Any], head_dim: int) -> tuple[RotaryEmbedding, RotaryEmbedding]:
         """Of the layers that see everything, and of those with a window. Raises ConfigError as `shape` does."""
-        rotary = RotaryEmbedding.from_config(config, head_dim)
+        theta = config.get("rope_theta") or self.default_theta
+        rotary = RotaryEmbedding.from_config({**config, "rope_theta": theta}, head_dim)
         return rotary, rotary
 
-    def read_config(self, config: Mapping[str, Any]) -> ModelSpec:
+    def read_model(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> DecoderSpec:
+        fused = any(name.endswith(".experts.down_proj") for name in tensors)
+        return replace(self.read_config(config), fused_experts=fused)
+
+    def read_config(self, config: Mapping[str, Any]) -> DecoderSpec:
         shape = self.shape(config)
         self.rotaries(config, shape.head_dim)
-        return ModelSpec(
+        return DecoderSpec(
             architecture=self.name,
             layers=size(config, "num_hidden_layers"),
             hidden_size=shape.hidden_size,
             vocab_size=size(config, "vocab_size"),
             context_length=context_length(config),
-            kv_width=2 * shape.kv_heads * shape.head_dim,
+            kv_width=shape.kv_width,
             tied_head=bool(config.get("tie_word_embeddings", self.tied_by_default)),
             config=config,
         )
 
     def layer_tensors(self, spec: ModelSpec, layer: int) -> tuple[TensorSpec, ...]:
-        shape = self.shape(spec.config)
+        shape = self._shape_of(spec)
         names = PostNormLayer.NORMS if shape.post_norms else DecoderLayer.NORMS
         norms = (TensorSpec(f"model.layers.{layer}.{name}.weight", (shape.hidden_size,)) for name in names)
-        return (*norms, *Attention.tensors(shape, layer), *GatedMLP.tensors(shape, layer))
+        return (*norms, *_attention_tensors(shape, layer), *_mlp_tensors(shape, layer))
 
     def non_layer_tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         table = (spec.vocab_size, spec.hidden_size)
@@ -62,14 +81,22 @@ class DecoderArchitecture(Architecture):
         )
 
     def build_layers(self, spec: ModelSpec, layers: range, weights: Weights) -> LayerStack:
-        shape = self.shape(spec.config)
+        shape = self._shape_of(spec)
         full, sliding = self.rotaries(spec.config, shape.head_dim)
         kind = PostNormLayer if shape.post_norms else DecoderLayer
         built = [kind(shape, layer, weights) for layer in layers]
-        return DecoderStack(built, [full if shape.window(layer) is None else sliding for layer in layers])
+        stack = PiecewiseDecoderStack if shape.mixture is None else DecoderStack
+        return stack(built, [full if shape.window(layer) is None else sliding for layer in layers])
 
     def build_embed_and_head(self, spec: ModelSpec, weights: Weights) -> EmbedAndHead:
         return DecoderEmbedAndHead(spec, self.shape(spec.config), weights)
+
+    def _shape_of(self, spec: ModelSpec) -> DecoderShape:
+        """With its tensors as the checkpoint has them."""
+        shape = self.shape(spec.config)
+        if shape.mixture is None or not cast("DecoderSpec", spec).fused_experts:
+            return shape
+        return replace(shape, mixture=shape.mixture.as_fused())
 
 
 class DecoderLayer:
@@ -79,8 +106,8 @@ class DecoderLayer:
 
     def __init__(self, shape: DecoderShape, layer: int, weights: Weights) -> None:
         self.norms = [shape.norm(weights.tensor(f"model.layers.{layer}.{name}.weight")) for name in self.NORMS]
-        self.attention = Attention(shape, layer, weights)
-        self.mlp = GatedMLP(shape, layer, weights)
+        self.attention = _attention(shape, layer, weights)
+        self.mlp = _mlp(shape, layer, weights)
 
     def __call__(self, hidden: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
         return self.after(hidden, self.attend(batch, *self.before(hidden, rotation)))
@@ -122,11 +149,44 @@ class DecoderStack:
         self.dtype = layers[0].norms[0].dtype
 
     def __call__(self, hidden: Tensor, batch: Batch) -> Tensor:
-        for layer, rotation in zip(self.layers, self.encode(batch.positions), strict=True):
+        for layer, rotation in zip(self.layers, self.rotations(batch.positions), strict=True):
             hidden = layer(hidden, rotation, batch)
         return hidden
 
-    def encode(self, positions: Tensor) -> list[Rotation]:
+    def rotations(self, positions: Tensor) -> list[Rotation]:
         """Each layer's rotation, computed once for all that share it."""
         rotations = {rotary: rotary(positions, self.dtype) for rotary in self._distinct}
         return [rotations[rotary] for rotary in self.rotaries]
+
+
+class PiecewiseDecoderStack(DecoderStack):
+    """One that can be compiled: its layers are alike, and no tensor's values say what is computed."""
+
+    def encode(self, positions: Tensor) -> list[Rotation]:
+        return self.rotations(positions)
+
+
+def _attention(shape: DecoderShape, layer: int, weights: Weights) -> Attention | LatentAttention:
+    if shape.latent is not None:
+        return LatentAttention(shape, shape.latent, layer, weights)
+    return Attention(shape, layer, weights)
+
+
+def _attention_tensors(shape: DecoderShape, layer: int) -> tuple[TensorSpec, ...]:
+    if shape.latent is not None:
+        return LatentAttention.tensors(shape, shape.latent, layer)
+    return Attention.tensors(shape, layer)
+
+
+def _mlp(shape: DecoderShape, layer: int, weights: Weights) -> GatedMLP | MixtureOfExperts:
+    mixture = shape.mixture_of(layer)
+    if mixture is not None:
+        return MixtureOfExperts(shape, mixture, layer, weights)
+    return GatedMLP(shape, f"model.layers.{layer}.mlp", weights)
+
+
+def _mlp_tensors(shape: DecoderShape, layer: int) -> tuple[TensorSpec, ...]:
+    mixture = shape.mixture_of(layer)
+    if mixture is not None:
+        return MixtureOfExperts.tensors(shape, mixture, layer)
+    return GatedMLP.tensors(shape, f"model.layers.{layer}.mlp", shape.intermediate_size)

@@ -10,7 +10,37 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.blocks.config import checked_size, head_dim, required
+from core.blocks.mixture import Mixture
 from core.blocks.norm import RMSNorm, UnitOffsetRMSNorm
+from core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """The sizes of multi-head latent attention, in values."""
+
+    rank: int
+    """Of the row that all heads' keys and values are made of."""
+    rotated: int
+    """Of each head's key that is rotated, and the same for all heads."""
+    plain: int
+    """Of each head's key that is not."""
+    value: int
+    query_rank: int = 0
+    """Of the row that queries are made of; 0 is none."""
+    interleaved: bool = True
+    """The two values of each rotated pair lie side by side, not half a width apart."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for sizes that no model has."""
+        for name in ("rank", "rotated", "plain", "value"):
+            checked_size(name, getattr(self, name))
+        if self.value > self.key_width:
+            raise ConfigError(f"values of {self.value} behind keys of {self.key_width} are not supported")
+
+    @property
+    def key_width(self) -> int:
+        return self.plain + self.rotated
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +69,14 @@ class DecoderShape:
     windows: tuple[int | None, ...] = ()
     """How many positions each layer looks back on, its own included; None is all, and so is an empty tuple."""
     attention_softcap: float | None = None
+    sinks: bool = False
+    """Each head has a score of its own that takes a part of its attention, and gives nothing."""
     logit_softcap: float | None = None
     embedding_scale: float | None = None
+    latent: Latent | None = None
+    """Attention is over latents; `head_dim` is what is rotated of a head."""
+    mixture: Mixture | None = None
+    """What is in the place of MLPs, but in the mixture's dense layers."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for sizes that no model has, before anything as large is made."""
@@ -61,9 +97,18 @@ class DecoderShape:
         }
         return cls(**{**usual, **differences})
 
+    @property
+    def kv_width(self) -> int:
+        """Values that a token leaves in one layer's cache."""
+        return 2 * self.kv_heads * self.head_dim if self.latent is None else self.latent.rank + self.latent.rotated
+
     def norm(self, weight: Tensor) -> RMSNorm:
         kind = UnitOffsetRMSNorm if self.unit_offset_norms else RMSNorm
         return kind(weight, self.norm_eps)
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
+
+    def mixture_of(self, layer: int) -> Mixture | None:
+        dense = self.mixture is None or layer in self.mixture.dense_layers
+        return None if dense else self.mixture

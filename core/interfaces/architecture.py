@@ -150,12 +150,20 @@ class Batch(Protocol):
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Appends k and v to the sessions' caches of `layer`, and returns causal attention over them.
 
         q: [rows, heads, head_dim]; k, v: [rows, kv_heads, head_dim]; returns [rows, heads, head_dim]. Each row attends
         to the last `window` positions up to its own, or to all of them. `softcap` bounds the scaled products of q and
-        k: softcap * tanh(product / softcap).
+        k: softcap * tanh(product / softcap). `sinks` [heads] are scores of one more position each, whose value is 0.
+        """
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
+        """Appends k and v to the sessions' caches of `layer`; returns what each segment's session has there by now.
+
+        For attention of another kind. k and v: [rows, kv_heads, width], each of a width of its own, together
+        `ModelSpec.kv_width` values a row; returned for each segment: [kv_heads, end of the segment, width].
         """
 
 

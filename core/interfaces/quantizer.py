@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from core.interfaces.dtypes import DType
@@ -34,6 +35,12 @@ class GroupedLinear(Protocol):
         """[rows, in_features] -> [rows, out_features], in the compute dtype.
 
         Rows lie in the order of their experts, and `ends`, int64 [experts], says where those of each one end.
+        """
+
+    def each(self, x: Tensor, experts: Sequence[int]) -> Tensor:
+        """What each of a few `experts` makes of its own row of x, or all make of its only one.
+
+        [len(experts) or 1, in_features] -> [len(experts), out_features].
         """
 
 

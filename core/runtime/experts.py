@@ -28,8 +28,15 @@ class PackedExperts:
         return sum(expert.nbytes for expert in self._experts)
 
     def __call__(self, x: Tensor, ends: Tensor) -> Tensor:
-        pairs = zip(self._experts, torch.tensor_split(x, ends.tolist()[:-1]), strict=True)
-        return torch.cat([expert(rows) for expert, rows in pairs if len(rows)])
+        stops = ends.tolist()
+        rows = [stop - start for start, stop in zip([0, *stops], stops, strict=False)]
+        experts = [expert for expert, count in zip(self._experts, rows, strict=True) if count]
+        parts = torch.split_with_sizes(x, [count for count in rows if count])
+        return torch.cat([expert(part) for expert, part in zip(experts, parts, strict=True)])
+
+    def each(self, x: Tensor, experts: Sequence[int]) -> Tensor:
+        rows = [x] * len(experts) if len(x) == 1 else torch.split(x, 1)
+        return torch.cat([self._experts[expert](row) for expert, row in zip(experts, rows, strict=True)])
 
 
 class StackedExperts:
@@ -48,6 +55,10 @@ class StackedExperts:
         if self.bias is None:
             return y
         return y.add_(self.bias[torch.bucketize(torch.arange(len(x), device=x.device), ends, right=True)])
+
+    def each(self, x: Tensor, experts: Sequence[int]) -> Tensor:
+        y = (self.weight[experts] @ x.expand(len(experts), -1)[..., None])[..., 0]
+        return y if self.bias is None else y.add_(self.bias[experts])
 
 
 def pack_experts(

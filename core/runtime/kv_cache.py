@@ -16,6 +16,8 @@ from core.runtime.device import fast_dtype
 
 _BLOCK = 256
 """A cache's capacity in tokens is a multiple of this."""
+_MAX_SCORES = 1 << 24
+"""How many scores of attention are held at once, in float32, where they have to be."""
 
 
 def capacity(tokens: int) -> int:
@@ -210,14 +212,17 @@ class SegmentBatch:
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
+        cached = zip(self.segments, self._split(q), self.extend(layer, k, v), strict=True)
         outputs = [
-            causal_attention(
-                rows, *part.cache.layers[layer].append(part.start, *new), part.start, scale, window, softcap
-            )
-            for part, rows, *new in zip(self.segments, self._split(q), self._split(k), self._split(v), strict=True)
+            causal_attention(rows, *both, part.start, scale, window, softcap, sinks) for part, rows, both in cached
         ]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor]]:
+        new = zip(self.segments, self._split(k), self._split(v), strict=True)
+        return [part.cache.layers[layer].append(part.start, *rows) for part, *rows in new]
 
     def _split(self, rows: Tensor) -> Sequence[Tensor]:
         """The rows of each segment."""
@@ -237,10 +242,12 @@ def causal_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Row i of q, at position start + i, attends to the last `window` positions up to its own, or to all of them.
 
-    q [rows, heads, head_dim]; keys, values [kv_heads, start + rows, head_dim] -> [rows, heads, head_dim].
+    q [rows, heads, head_dim]; keys, values [kv_heads, start + rows, head_dim] -> [rows, heads, head_dim]. `softcap`
+    and `sinks` as of core.interfaces.architecture.Batch.
     """
     rows, heads, dim = q.shape
     if window is not None and start >= window:
@@ -248,9 +255,9 @@ def causal_attention(
         keys, values, start = keys[:, unseen:], values[:, unseen:], start - unseen
     dtype = fast_dtype(q.device, q.dtype)
     keys, values = keys.unsqueeze(0).to(dtype), values.unsqueeze(0).to(dtype)
-    if softcap is not None:
-        mask = None if rows == 1 else _causal_mask(rows, start, window, q.device)
-        return _capped_attention(q.to(dtype), keys[0], values[0], mask, scale, softcap).to(q.dtype)
+    if softcap is not None or sinks is not None:
+        seen = None if rows == 1 else _causal_mask(rows, start, window, q.device)
+        return _scored_attention(q.to(dtype), seen, keys[0], values[0], scale, softcap, sinks).to(q.dtype)
     if rows > 1 and start == 0 and (window is None or rows <= window):
         attended = F.scaled_dot_product_attention(
             q.transpose(0, 1)[None].to(dtype), keys, values, is_causal=True, scale=scale, enable_gqa=True
@@ -264,17 +271,35 @@ def causal_attention(
     return attended.view(heads, rows, dim).transpose(0, 1).to(q.dtype)
 
 
-def _capped_attention(
-    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float
+def _scored_attention(
+    q: Tensor,
+    seen: Tensor | None,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """Shapes as in causal_attention. The heads that share a key are multiplied with it together."""
+    """Shapes as in causal_attention; `seen`, bool [rows, length], is of the positions that each row sees; None is all.
+
+    The heads that share a key are multiplied with it together, and of many rows some after the other.
+    """
     rows, heads, dim = q.shape
     kv_heads, length, _ = keys.shape
+    at_once = max(1, _MAX_SCORES // (heads * length))
+    if seen is not None and rows > at_once:
+        parts = zip(torch.split(q, at_once), torch.split(seen, at_once), strict=True)
+        return torch.cat([_scored_attention(*part, keys, values, scale, softcap, sinks) for part in parts])
     grouped = q.transpose(0, 1).reshape(kv_heads, -1, dim)
-    scores = softcap * torch.tanh((grouped @ keys.transpose(1, 2)).float() * (scale / softcap))
-    if mask is not None:
-        scores = scores.view(kv_heads, -1, rows, length).masked_fill(~mask, -torch.inf).view_as(scores)
-    attended = scores.softmax(dim=-1).to(values.dtype) @ values
+    scores = (grouped @ keys.transpose(1, 2)).float().mul_(scale).view(heads, rows, length)
+    if softcap is not None:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    if seen is not None:
+        scores = scores.masked_fill_(~seen, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float().view(heads, 1, 1).expand(heads, rows, 1)), dim=-1)
+    shares = scores.softmax(dim=-1)[..., :length].to(values.dtype)
+    attended = shares.reshape(kv_heads, -1, length) @ values
     return attended.view(heads, rows, dim).transpose(0, 1)
 
 

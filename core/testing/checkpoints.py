@@ -30,8 +30,24 @@ _CORPUS = (
 )
 
 
-ModelType = Literal["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3"]
+DenseType = Literal["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3"]
+MixtureType = Literal["qwen3_moe", "qwen2_moe", "mixtral", "gpt_oss", "glm4_moe", "deepseek_v2", "deepseek_v3"]
+ModelType = Literal[DenseType, MixtureType]
 
+_LATENT: dict[str, Any] = {
+    "head_dim": 8,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_group": 4,
+    "topk_group": 2,
+}
+_OF_LATENTS = ("deepseek_v2", "deepseek_v3")
 _TINY: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 16},
     "gemma2": {
@@ -42,6 +58,30 @@ _TINY: dict[str, dict[str, Any]] = {
     },
     "gemma3_text": {"sliding_window": 16, "query_pre_attn_scalar": 24, "sliding_window_pattern": 3},
     "phi3": {"pad_token_id": 0},
+    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    "qwen2_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64,
+    },
+    "glm4_moe": {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.5,
+        "use_qk_norm": True,
+    },
+    "deepseek_v2": {
+        **_LATENT,
+        "topk_method": "group_limited_greedy",
+        "first_k_dense_replace": 1,
+    },
+    "deepseek_v3": {**_LATENT, "first_k_dense_replace": 1},
+    "mixtral": {"num_local_experts": 4},
+    "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 16, "swiglu_limit": 1.5},
 }
 """What a family's config says where `config` says nothing: windows and caps that a short text reaches."""
 
@@ -65,6 +105,7 @@ def tiny_checkpoint(
     shards: int = 1,
     max_position_embeddings: int = 512,
     endless: bool = False,
+    fused_experts: bool = False,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
     """Saves a small random model with its tokenizer to `directory`, as Hugging Face would, and returns it.
@@ -78,7 +119,8 @@ def tiny_checkpoint(
     config.json, without rope_theta; of gemma3 it is for the layers without a window. `attention_bias` is for families
     that leave it to the config. `config` is what config.json says beside all that. With `shards` above 1, tensors are
     spread in order over as many files, with an index. An `endless` one never prefers a special token, so that greedy
-    decoding ends at its bound alone.
+    decoding ends at its bound alone. Experts are one tensor each, as published, or with `fused_experts` all in one, as
+    transformers holds them.
     """
     import transformers
 
@@ -92,8 +134,6 @@ def tiny_checkpoint(
         intermediate_size=intermediate,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim or hidden_size // heads,
         max_position_embeddings=max_position_embeddings,
         tie_word_embeddings=tied,
         bos_token_id=tokenizer.convert_tokens_to_ids(IM_START),
@@ -101,6 +141,8 @@ def tiny_checkpoint(
         dtype=dtype,
         **({} if attention_bias is None else {"attention_bias": attention_bias}),
         **{
+            "num_key_value_heads": heads if model_type in _OF_LATENTS else kv_heads,
+            "head_dim": head_dim or hidden_size // heads,
             "rope_parameters": _rope_parameters(model_type, rope_scaling),
             **_TINY.get(model_type, {}),
             **(config or {}),
@@ -119,12 +161,24 @@ def tiny_checkpoint(
     neutral = 0.0 if model_type in ("gemma2", "gemma3_text") else 1.0
     weights = {
         name: _random_tensor(name, parameter.shape, neutral, generator).to(dtype)
-        for name, parameter in model.named_parameters()
+        for name, parameter in (*model.named_parameters(), *_saved_buffers(model))
     }
     if endless:
         weights["model.embed_tokens.weight" if tied else "lm_head.weight"][tokenizer.all_special_ids] = 0
-    _save_sharded(weights, directory, shards)
+    _save_sharded(weights if fused_experts else _as_published(model, weights), directory, shards)
     return directory
+
+
+def _saved_buffers(model: Any) -> list[tuple[str, Tensor]]:
+    return [(name, buffer) for name, buffer in model.named_buffers() if name in model.state_dict()]
+
+
+def _as_published(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without what transformers fuses as it loads."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    published = revert_weight_conversion(model, weights)
+    return {name: tensor.contiguous() for name, tensor in published.items()}
 
 
 def _rope_parameters(model_type: str, scaling: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -163,7 +217,7 @@ def _random_tensor(name: str, shape: torch.Size, neutral: float, generator: torc
     values = torch.randn(shape, generator=generator)
     if name.endswith("norm.weight"):
         return neutral + 0.1 * values
-    if name.endswith(".bias"):
+    if name.endswith("bias"):
         return 0.5 * values
     if name in ("model.embed_tokens.weight", "lm_head.weight"):
         return 0.3 * values

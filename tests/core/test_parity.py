@@ -31,7 +31,19 @@ from core.testing.cluster_in_memory import memory_cluster
 SECONDS = 60
 CPU = torch.device("cpu")
 PLUGINS = PluginHost.installed()
-FAMILIES: list[ModelType] = ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3"]
+FAMILIES: list[ModelType] = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "qwen3_moe",
+    "gpt_oss",
+    "glm4_moe",
+    "deepseek_v3",
+]
 KINDS = [("fp16", DType.FP32), ("fp16", DType.FP16), ("fp16", DType.BF16), ("int8", DType.BF16), ("int4", DType.BF16)]
 
 

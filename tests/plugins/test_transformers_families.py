@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,10 @@ class Pipeline:
 
 @contextmanager
 def opened(path: Path, dtype: DType = DType.FP32) -> Iterator[tuple[Model, Precision]]:
+    """By transformers' code, also of a family with an architecture of its own."""
     plugins = PluginHost.installed()
-    with Model.open(Source(str(path)), plugins) as model:
-        assert model.architecture.name == "transformers"
+    with closing(plugins.open_checkpoint(Source(str(path)))) as checkpoint:
+        model = Model(checkpoint, plugins.architectures.get("transformers"))
         yield model, Precision(plugins.quantizers.get("fp16"), dtype, dtype)
 
 

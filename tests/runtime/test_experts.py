@@ -47,6 +47,9 @@ def test_each_expert_multiplies_its_rows(quantizer: Quantizer, biased: bool) -> 
     packed = pack_experts(iter(weight), bias, (EXPERTS, OUT, IN), quantizer, **AS)
     x = values(11, IN)
     torch.testing.assert_close(packed(x, ENDS), expected(x, weight, bias))
+    torch.testing.assert_close(packed.each(x[8:11], [2, 2, 3]), packed(x, ENDS)[8:11])
+    torch.testing.assert_close(packed.each(x[10:], [3]), packed(x, ENDS)[10:])
+    torch.testing.assert_close(packed.each(x[:1], [0, 2]), packed.each(x[[0, 0]], [0, 2]))
     assert packed.nbytes == weight.nbytes + (bias.nbytes if bias is not None else 0)
 
 
@@ -59,6 +62,8 @@ def test_plain_experts_multiply_at_once_where_that_is_faster(biased: bool, monke
     assert isinstance(stacked, StackedExperts)
     x = values(11, IN)
     torch.testing.assert_close(stacked(x, ENDS), each(x, ENDS))
+    torch.testing.assert_close(stacked.each(x[:2], [3, 1]), each.each(x[:2], [3, 1]))
+    torch.testing.assert_close(stacked.each(x[:1], [3, 1]), each.each(x[:1], [3, 1]))
     assert stacked.nbytes == each.nbytes
     assert isinstance(pack_experts(iter(weight), bias, (EXPERTS, OUT, IN), Halves(), **AS), PackedExperts)
 

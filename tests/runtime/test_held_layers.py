@@ -25,11 +25,11 @@ from core.testing.families import tiny_family
 CPU = torch.device("cpu")
 PLUGINS = PluginHost.installed()
 VARIANT, OTHER = Variant(bytes(32), "int8", "fp32"), Variant(bytes(32), "int8", "bf16")
-TRANSFORMERS = ["gpt2", "mixtral", "deepseek_v3", "qwen3_next", "gpt_oss"]
+TRANSFORMERS = ["gpt2", "olmoe", "minicpm3", "qwen3_next", "granitemoe"]
 """Among them families whose experts are many tensors in the checkpoint, and one where they are one."""
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma2", "phi3"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma2", "phi3", "qwen2_moe", "gpt_oss", "deepseek_v3"])
 def of_blocks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp(request.param), model_type=request.param, layers=3)
 
@@ -60,7 +60,7 @@ def test_the_contract_finds_an_architecture_that_changes_what_it_is_given(
         contract.test_stages_of_the_same_held_layers_compute_the_same_in_turn(opened, precision())
 
 
-@pytest.fixture(scope="module", params=["llama", "mixtral"])
+@pytest.fixture(scope="module", params=["llama", "olmoe"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     folder = tmp_path_factory.mktemp(request.param)
     path = tiny_checkpoint(folder, layers=4) if request.param == "llama" else tiny_family(folder, request.param)

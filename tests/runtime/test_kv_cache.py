@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.errors import StageError
+from core.runtime import kv_cache
 from core.runtime.kv_cache import CacheStore, LayerCache, SegmentBatch, capacity, causal_attention
 
 CPU = torch.device("cpu")
@@ -37,6 +38,7 @@ def by_definition(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Softmax over the last positions up to each row's own, head by head, in float64."""
     rows, heads, _ = q.shape
@@ -49,7 +51,8 @@ def by_definition(
             k, v = keys[head // shared, seen].double(), values[head // shared, seen].double()
             scores = k @ q[row, head].double() * scale
             scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
-            weights = torch.softmax(scores, dim=0)
+            sink = scores[:0] if sinks is None else sinks[head, None].double()
+            weights = torch.softmax(torch.cat((scores, sink)), dim=0)[: len(scores)]
             result[row, head] = weights @ v
     return result
 
@@ -69,19 +72,28 @@ def test_attention_is_what_it_is_defined_as(dtype: torch.dtype, kv_heads: int, s
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize(("softcap", "sinks"), [(None, None), (2.0, None), (None, random(HEADS, seed=4))])
 @pytest.mark.parametrize("window", [None, 1, 4, 8, 1000])
 @pytest.mark.parametrize(("start", "rows"), [(0, 1), (0, 9), (5, 1), (5, 4), (300, 1), (300, 9)])
-def test_attention_heeds_window_and_softcap(
-    dtype: torch.dtype, softcap: float | None, window: int | None, start: int, rows: int
+@pytest.mark.parametrize("scores", [1 << 24, 1000])
+def test_attention_heeds_window_softcap_and_sinks(
+    dtype: torch.dtype,
+    softcap: float | None,
+    sinks: Tensor | None,
+    window: int | None,
+    start: int,
+    rows: int,
+    scores: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(kv_cache, "_MAX_SCORES", scores)
     q = random(rows, HEADS, DIM, seed=1, dtype=dtype)
     keys = random(KV_HEADS, start + rows, DIM, seed=2, dtype=dtype)
     values = random(KV_HEADS, start + rows, DIM, seed=3, dtype=dtype)
-    attended = causal_attention(q, keys, values, start, 0.5, window, softcap)
+    attended = causal_attention(q, keys, values, start, 0.5, window, softcap, sinks)
     assert attended.shape == q.shape
     assert attended.dtype is dtype
-    expected = by_definition(q, keys, values, start, 0.5, window, softcap)
+    expected = by_definition(q, keys, values, start, 0.5, window, softcap, sinks)
     assert (attended - expected).abs().max() < 2 * TOLERANCE[dtype]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -35,19 +35,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {},  # likewise, with its columns first, biases, and gates between the rows
     "nemotron_h": {},  # no gate
 }
+OWN = ["qwen3_moe", "mixtral", "gpt_oss", "qwen2_moe", "glm4_moe", "deepseek_v2", "deepseek_v3"]
+"""Those that have an architecture of their own beside the generic one."""
 ROWS = 20
 
 
-@pytest.fixture(scope="module", params=list(FAMILIES))
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_family(tmp_path_factory.mktemp(request.param), request.param, **FAMILIES[request.param])
+class Family(NamedTuple):
+    path: Path
+    architecture: str
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("families")
+    return {kind: tiny_family(folder / kind, kind, **fields) for kind, fields in FAMILIES.items()}
+
+
+@pytest.fixture(params=[*((kind, "transformers") for kind in FAMILIES), *((kind, kind) for kind in OWN)], ids="-".join)
+def family(request: pytest.FixtureRequest, made: dict[str, Path]) -> Family:
+    kind, architecture = request.param
+    return Family(made[kind], architecture)
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Model]:
-    with Model.open(Source(str(path)), PLUGINS) as model:
-        assert model.architecture.name == "transformers"
-        yield model
+def opened(path: Path, architecture: str = "transformers") -> Iterator[Model]:
+    with closing(PLUGINS.open_checkpoint(Source(str(path)))) as checkpoint:
+        yield Model(checkpoint, PLUGINS.architectures.get(architecture))
 
 
 def precision(quant: str, dtype: DType = DType.FP32) -> Precision:
@@ -60,10 +73,10 @@ def recipes(model: Model) -> list[Recipe]:
     return [recipe for layer in model.spec.by_layer for recipe in layer if ".experts." in recipe.target]
 
 
-def logits(path: Path, how: Precision) -> Tensor:
+def logits(family: Family, how: Precision) -> Tensor:
     """Of a prompt and one token after it, in standard deviations."""
     tokens = torch.randint(3, 250, (ROWS + 1,), generator=torch.Generator().manual_seed(7))
-    with opened(path) as model, torch.inference_mode():
+    with opened(*family) as model, torch.inference_mode():
         stage, outer = model.load_stage(range(LAYERS), how, CPU)[0], model.load_embed_and_head(how, CPU)
         prompt, token = outer.embed(tokens).split(ROWS)
         hidden = [stage.run(prompt, [Segment(1, 0, ROWS, ROWS)], outputs_only=False)]
@@ -81,11 +94,11 @@ def oracle(path: Path) -> Tensor:
     return found / found.std()
 
 
-def dequantised(path: Path, quant: str, to: Path) -> Path:
-    """The checkpoint of what the weights at `path` are once they are packed."""
-    shutil.copytree(path, to)
-    tensors = load_file(path / "model.safetensors")
-    with opened(path) as model:
+def dequantised(family: Family, quant: str, to: Path) -> Path:
+    """The checkpoint of what the weights of `family` are once they are packed."""
+    shutil.copytree(family.path, to)
+    tensors = load_file(family.path / "model.safetensors")
+    with opened(*family) as model:
         specs = [spec for layer in range(LAYERS) for spec in model.architecture.layer_tensors(model.spec, layer)]
     for spec in specs:
         if spec.packed:
@@ -101,26 +114,27 @@ def packed(weight: Tensor, quant: str) -> Tensor:
     return linear(torch.eye(weight.shape[1])).t()
 
 
-def test_every_expert_is_packed(family: Path) -> None:
-    with opened(family) as model:
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_expert_is_packed(kind: str, made: dict[str, Path]) -> None:
+    with opened(made[kind]) as model:
         assert recipes(model)
         assert all(recipe.experts for recipe in recipes(model))
 
 
-def test_experts_have_transformers_results(family: Path) -> None:
-    assert (logits(family, precision("fp16")) - oracle(family)).abs().max() < 2e-3
+def test_experts_have_transformers_results(family: Family) -> None:
+    assert (logits(family, precision("fp16")) - oracle(family.path)).abs().max() < 2e-3
 
 
 @pytest.mark.parametrize("quant", ["int8", "int4"])
-def test_packed_experts_have_the_results_of_what_they_stand_for(family: Path, quant: str, tmp_path: Path) -> None:
+def test_packed_experts_have_the_results_of_what_they_stand_for(family: Family, quant: str, tmp_path: Path) -> None:
     expected = oracle(dequantised(family, quant, tmp_path / "dequantised"))
     assert (logits(family, precision(quant)) - expected).abs().max() < 2e-3
 
 
 @pytest.mark.parametrize("quant", ["fp16", "int8", "int4"])
-def test_what_is_held_is_what_was_planned(family: Path, quant: str) -> None:
+def test_what_is_held_is_what_was_planned(family: Family, quant: str) -> None:
     how = precision(quant, DType.BF16)
-    with opened(family) as model:
+    with opened(*family) as model:
         for layers in (range(0, 1), range(1, LAYERS)):
             held = model.load_stage(layers, how, CPU)[0].nbytes
             assert held == sum(model.layer_bytes(layer, how) for layer in layers)
