@@ -36,9 +36,10 @@ class Model(_Table, frozen=True, kw_only=True):
 
 
 class Coordinator(_Table, frozen=True, kw_only=True):
-    """`head_ms` is what embedding, head and sampling take for so many rows."""
+    """`head_ms` is what head, sampling and embedding take for so many rows; `message_ms` as a Machine's."""
 
     head_ms: Times = ((1, 1.0),)
+    message_ms: float = 0.3
     site: str = ""
 
 
@@ -109,13 +110,17 @@ class Event(_Table, frozen=True, kw_only=True):
 
 class Load(_Table, frozen=True, kw_only=True):
     """Either `streams` clients, who ask one thing after another, `turns` times; or `per_minute` requests of as many
-    clients at random moments, for `seconds`.
+    clients at random moments, for `seconds`. They begin `starts` seconds after the cluster was first ready.
 
-    Prompts and answers have a length within their bounds, in tokens, every one as likely.
+    Prompts and answers have a length within their bounds, in tokens, every one as likely. With `follow_up` the later
+    turns are a chat's: what was said before, and so many tokens more.
     """
 
+    name: str = "stream"
+    starts: float = 0.0
     streams: int = 0
     turns: int = 1
+    follow_up: tuple[int, int] | None = None
     per_minute: float = 0.0
     seconds: float = 60.0
     prompt: tuple[int, int] = (100, 100)
@@ -127,7 +132,7 @@ class Description(_Table, frozen=True, kw_only=True):
 
     model: Model
     machines: tuple[Machine, ...]
-    load: Load
+    load: tuple[Load, ...]
     title: str = ""
     seed: int = 0
     limit: float = 3600.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
@@ -13,7 +13,7 @@ from core.coordinator.generator import Generator
 from core.errors import CoreError
 from core.interfaces.engine import GenerationRequest
 from core.testing.simulator.description import Load
-from core.testing.simulator.model import VOCABULARY
+from core.testing.simulator.model import TOKEN, VOCABULARY
 
 
 @dataclass(slots=True)
@@ -50,34 +50,45 @@ class Stream:
 class Clients:
     """`run` them all; `streams` has what they asked for so far."""
 
-    def __init__(self, load: Load, random: Random) -> None:
+    def __init__(self, loads: Sequence[Load], random: Random) -> None:
         self.streams: list[Stream] = []
-        self._load = load
+        self._loads = loads
         self._random = random
 
     async def run(self, generator: Generator) -> None:
         """Until all have what they asked for, or an error."""
         async with trio.open_nursery() as nursery:
-            for number in range(self._load.streams):
-                requests = [self._request(f"stream-{number + 1}") for _ in range(self._load.turns)]
-                nursery.start_soon(self._ask_in_turn, generator, requests)
-            for number, seconds in enumerate(self._arrivals()):
-                await trio.sleep(seconds)
-                nursery.start_soon(self._ask, generator, self._request(f"visitor-{number + 1}"))
+            for load in self._loads:
+                nursery.start_soon(self._run, load, generator)
 
-    def _arrivals(self) -> Iterator[float]:
+    async def _run(self, load: Load, generator: Generator) -> None:
+        await trio.sleep(load.starts)
+        async with trio.open_nursery() as nursery:
+            for number in range(load.streams):
+                requests = self._requests(load, f"{load.name}-{number + 1}", load.turns)
+                nursery.start_soon(self._ask_in_turn, generator, requests)
+            for number, seconds in enumerate(self._arrivals(load)):
+                await trio.sleep(seconds)
+                nursery.start_soon(self._ask_in_turn, generator, self._requests(load, f"{load.name}-{number + 1}", 1))
+
+    def _arrivals(self, load: Load) -> Iterator[float]:
         """Seconds from each to the next: a Poisson process."""
-        left = self._load.seconds
-        while self._load.per_minute and (gap := self._random.expovariate(self._load.per_minute / 60)) <= left:
+        left = load.seconds
+        while load.per_minute and (gap := self._random.expovariate(load.per_minute / 60)) <= left:
             left -= gap
             yield gap
 
-    def _request(self, client: str) -> GenerationRequest:
-        prompt, answer = self._random.randint(*self._load.prompt), self._random.randint(*self._load.answer)
-        tokens = tuple(self._random.choices(range(VOCABULARY), k=prompt))
-        return GenerationRequest(tokens, max_tokens=answer, temperature=0, ignore_eos=True, client=client)
+    def _requests(self, load: Load, client: str, turns: int) -> list[GenerationRequest]:
+        requests, said = [], list[int]()
+        for _ in range(turns):
+            bounds = load.follow_up if said and load.follow_up else load.prompt
+            own, answer = self._random.randint(*bounds), self._random.randint(*load.answer)
+            prompt = tuple(said + self._random.choices(range(VOCABULARY), k=own))
+            requests.append(GenerationRequest(prompt, answer, temperature=0, ignore_eos=True, client=client))
+            said = [*prompt, *[TOKEN] * answer] if load.follow_up else []
+        return requests
 
-    async def _ask_in_turn(self, generator: Generator, requests: list[GenerationRequest]) -> None:
+    async def _ask_in_turn(self, generator: Generator, requests: Sequence[GenerationRequest]) -> None:
         for request in requests:
             await self._ask(generator, request)
 

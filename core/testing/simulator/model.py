@@ -24,10 +24,11 @@ from core.testing.simulator import description
 
 DTYPE = DType.FP16
 VOCABULARY = 32_000
+TOKEN = 0
+"""All that it ever says."""
 _FILE = "weights"
 _NO_VALUES = "none"
 """As a dtype: the protocol knows none of that name, so it expects no bytes."""
-_TOKEN = 0
 
 
 def loaded_model(model: description.Model, quantizer: Quantizer) -> LoadedModel:
@@ -159,6 +160,6 @@ def without_values(rows: int, width: int) -> Tensor:
 def _decoded(outcome: Outcome) -> Outcome:
     entry = outcome.entry
     if entry.outputs and entry.is_last:
-        outcome.text, outcome.finish = entry.session.decoding.take(_TOKEN)
-        outcome.tokens.append(_TOKEN)
+        outcome.text, outcome.finish = entry.session.decoding.take(TOKEN)
+        outcome.tokens.append(TOKEN)
     return outcome

@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 import trio
 
-TOLD_THE_TIME = ("core.link", "core.coordinator.")
-"""Modules of the product that measure by the module `time`."""
+TOLD_THE_TIME = ("core.link", "core.runtime.compute", "core.coordinator.")
+"""Modules of the product that go by the module `time`."""
 T = TypeVar("T")
 
 
@@ -35,6 +35,9 @@ class SimulatedTime(ModuleType):
         return round(trio.current_time() * 1e9)
 
     perf_counter_ns = monotonic_ns
+
+    def sleep(self, seconds: float) -> None:
+        """Only a thread would be given the time."""
 
 
 @contextmanager

@@ -155,7 +155,7 @@ class _World:
         )
 
     def _message_seconds(self, name: str) -> float:
-        return self._machines[name].message_ms / 1000 if name in self._machines else 0.0
+        return (self._machines.get(name) or self._description.coordinator).message_ms / 1000
 
     async def _join(self, name: str, seconds: float) -> None:
         await trio.sleep(seconds)
