@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, pairwise
 
 import torch
 import trio
@@ -31,7 +31,7 @@ from core.testing.simulator import Coordinator, Description, Load, Machine, Mode
 LAYERS, NODES, MESSAGES = 30, 2, 3
 PROMPT = 40
 STEPS = 12
-FAR_STREAMS = 4
+FAR_STREAMS, ALONE = 4, 40
 CHUNKS = (16, 64, 256, 512)
 WITHIN = 0.15
 _sessions = count(10**9)
@@ -87,9 +87,9 @@ class Prober:
         )
 
     async def prefill(self) -> Times:
-        """Of chunks at a prompt's beginning, and what context adds."""
-        times, session = Times(), 0
-        for rows in CHUNKS:
+        """Of chunks at a prompt's beginning, and what context adds: each once more than is counted, to be warm."""
+        times = Times()
+        for rows in CHUNKS * 2:
             session = next(_sessions)
             times.stage[rows] = await self._chunk(session, 0, rows)
         late = [await self._chunk(session, start, CHUNKS[-1]) for start in (512, 1024, 1536)][-1]
@@ -177,22 +177,40 @@ async def gap(dtype: DType, rounds: int) -> AsyncIterator[Case]:
         for _ in range(rounds):
             times = joined(await prober.decode(1, 1), await prober.prefill())
             async with talking(server.coordinator, short) as came:
-                await until(lambda came=came: len(came) >= 40)
+                await until(lambda came=came: len(came) >= ALONE)
                 first = len(came)
                 await collect(server.coordinator, endless(long, 1), lambda _: None)
                 beside = came[first - 1 : len(came)]
-            began = came[40] - came[0]
-            load = (Load(prompt=(PROMPT, PROMPT), answer=(600, 600), streams=1), prefilled(began))
-            yield Case("gap beside a prefill, ms", p95(beside), described(times, load), gap_beside)
-
-
-def gap_beside(report: Report) -> float:
-    talker, long = sorted(report.streams, key=lambda stream: stream.prompt_tokens)
-    return p95([at for at in talker.tokens if long.asked <= at <= long.tokens[0]])
+            alone = came[5:first]
+            description = described(times, (*talkers(1, ALONE * 20), prefilled(came[first - 1] - came[0])))
+            yield Case("gap beside a prefill, x alone", p95(beside) / p95(alone), description, gap_ratio)
+            ratio = middle_gap(beside) / middle_gap(alone)
+            yield Case("median gap beside, x alone", ratio, description, middle_gap_ratio)
 
 
 def prefilled(starts: float) -> Load:
     return Load(name="long", starts=starts, streams=1, prompt=(LONG_PROMPT, LONG_PROMPT), answer=(1, 1))
+
+
+def gap_ratio(report: Report) -> float:
+    alone, beside = gaps(report)
+    return p95(beside) / p95(alone)
+
+
+def middle_gap_ratio(report: Report) -> float:
+    alone, beside = gaps(report)
+    return middle_gap(beside) / middle_gap(alone)
+
+
+def gaps(report: Report) -> tuple[list[float], list[float]]:
+    """When the talker's tokens came, before the long prompt was asked for and until it was prefilled."""
+    talker, long = sorted(report.streams, key=lambda stream: stream.prompt_tokens)
+    beside = [at for at in talker.tokens if long.asked <= at <= long.tokens[0]]
+    return [at for at in talker.tokens[5:] if at < long.asked], beside
+
+
+def middle_gap(times: Sequence[float]) -> float:
+    return statistics.median(later - earlier for earlier, later in pairwise(times))
 
 
 async def turns(dtype: DType, rounds: int) -> AsyncIterator[Case]:
@@ -209,8 +227,8 @@ async def turns(dtype: DType, rounds: int) -> AsyncIterator[Case]:
             yield Case("second turn's TTFT, s", second, description, lambda report: report.streams[1].ttft)
 
 
-def talkers(streams: int) -> tuple[Load, ...]:
-    return (Load(streams=streams, prompt=(PROMPT, PROMPT), answer=(TOKENS, TOKENS)),)
+def talkers(streams: int, tokens: int = TOKENS) -> tuple[Load, ...]:
+    return (Load(streams=streams, prompt=(PROMPT, PROMPT), answer=(tokens, tokens)),)
 
 
 def steady(report: Report) -> float:

@@ -152,7 +152,7 @@ class Description(_Table, frozen=True, kw_only=True):
             raise ConfigError(f"{path} describes no cluster", str(error)) from error
 
     def __post_init__(self) -> None:
-        names = {COORDINATOR, *self.sites(), *(name for name, _ in self.named_machines())}
+        names = {*self.sites(), *self.sites().values()}
         for name in (*(event.machine for event in self.events), *(end for link in self.links for end in link.between)):
             if name not in names:
                 raise ValueError(f"no machine or site is called {name!r}")

@@ -195,13 +195,13 @@ class SimulatedChannel(Channel):
         return True
 
     async def receive(self) -> bytes:
-        await trio.lowlevel.checkpoint()
         while not self._ended:
             due = self._inbox[0][0] if self._inbox else math.inf
             if due > trio.current_time():
                 with trio.CancelScope(deadline=due) as self._waiting:
                     await trio.sleep_forever()
                 continue
+            await trio.lowlevel.checkpoint()
             data = self._inbox.popleft()[1]
             if data is not None:
                 return data

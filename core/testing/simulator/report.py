@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from core.testing.simulator.load import Stream
+
+FEW = 20
+"""Machines that are each told of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +86,16 @@ class Report:
             f"  {name:<15} layers [{layers.start}, {layers.stop}), busy {self.busy[name]:.0%}"
             for name, layers in self.layers.items()
         ]
-        lines += [
-            f"  {name:<15} busy {part:.0%}" for name, part in self.busy.items() if name not in self.layers and part
-        ]
-        return lines + [f"  {name:<15} left out: {reason}" for name, reason in self.left_out.items()]
+        if len(lines) > FEW:
+            lines = [f"  on the route    busy {_spread([100 * self.busy[name] for name in self.layers], 0)} %"]
+        others = {name: part for name, part in self.busy.items() if name not in self.layers and part}
+        lines += [f"  {name:<15} busy {part:.0%}" for name, part in others.items()]
+        reasons = Counter(self.left_out.values())
+        return lines + [f"  left out        {count}: {reason}" for reason, count in reasons.items()]
 
 
-def _spread(values: Sequence[float]) -> str:
+def _spread(values: Sequence[float], digits: int = 2) -> str:
     ordered = sorted(values)
     p95 = ordered[min(len(ordered) - 1, round(0.95 * len(ordered)))]
-    return f"median {statistics.median(ordered):.2f}, min {ordered[0]:.2f}, p95 {p95:.2f}, max {ordered[-1]:.2f}"
+    figures = {"median": statistics.median(ordered), "min": ordered[0], "p95": p95, "max": ordered[-1]}
+    return ", ".join(f"{name} {value:.{digits}f}" for name, value in figures.items())

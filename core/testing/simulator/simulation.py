@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from core.coordinator.live import Live
 from core.coordinator.settings import CoordinatorSettings
 from core.coordinator.supervisor import State
-from core.errors import CoreError
+from core.errors import CoreError, sole_error
 from core.interfaces.checkpoint import Source
 from core.interfaces.quantizer import Quantizer
 from core.parity import as_bytes, run_operations
@@ -38,8 +38,11 @@ def simulate(description: Description) -> Report:
 
     One description brings one report: see core.testing.simulator.simulated_time.
     """
-    with simulated_time(description.seed):
-        return trio.run(_simulate, description, clock=MockClock(autojump_threshold=0))
+    try:
+        with simulated_time(description.seed):
+            return trio.run(_simulate, description, clock=MockClock(autojump_threshold=0))
+    except BaseExceptionGroup as group:
+        raise sole_error(group) from None
 
 
 async def _simulate(description: Description) -> Report:
