@@ -100,10 +100,11 @@ class Happening(StrEnum):
 
 
 class Event(_Table, frozen=True, kw_only=True):
-    """`at` seconds after the cluster was first ready."""
+    """`at` seconds after the cluster was first ready, to the machine of that name, or to the one that has that place on
+    the route then: 0 is the first. If no route serves, nothing befalls that one."""
 
     at: float
-    machine: str
+    machine: str | int
     what: Happening
     factor: float = 1.0
 
@@ -153,8 +154,9 @@ class Description(_Table, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         names = {*self.sites(), *self.sites().values()}
-        for name in (*(event.machine for event in self.events), *(end for link in self.links for end in link.between)):
-            if name not in names:
+        named = [end for link in self.links for end in link.between]
+        for name in (*named, *(event.machine for event in self.events)):
+            if isinstance(name, str) and name not in names:
                 raise ValueError(f"no machine or site is called {name!r}")
 
     def named_machines(self) -> Iterator[tuple[str, Machine]]:

@@ -11,6 +11,7 @@ import torch
 import trio
 from trio.testing import MockClock
 
+from core.coordinator.generator import Generator
 from core.coordinator.live import Live
 from core.coordinator.settings import CoordinatorSettings
 from core.coordinator.supervisor import State
@@ -129,7 +130,7 @@ class _World:
         with trio.move_on_at(ready_after + description.limit):
             async with trio.open_nursery() as nursery:
                 for event in description.events:
-                    nursery.start_soon(self._befall, event)
+                    nursery.start_soon(self._befall, event, generator)
                 for name, machine in self._machines.items():
                     if machine.joins is not None:
                         nursery.start_soon(self._join, name, machine.joins)
@@ -164,18 +165,24 @@ class _World:
         await trio.sleep(seconds)
         self.start(name)
 
-    async def _befall(self, event: Event) -> None:
+    async def _befall(self, event: Event, generator: Generator) -> None:
         await trio.sleep(event.at)
-        node, unplugged = self.nodes[event.machine], self._network.unplugged
+        name = event.machine
+        if isinstance(name, int):
+            serving = generator.router.serving
+            if serving is None:
+                return
+            name = serving.route.hops[name % len(serving.route.hops)].member.node_id
+        node, unplugged = self.nodes[name], self._network.unplugged
         match event.what:
             case Happening.DIES:
                 node.end()
             case Happening.VANISHES:
-                unplugged.add(event.machine)
-            case Happening.RETURNS if event.machine in unplugged:
-                unplugged.remove(event.machine)
+                unplugged.add(name)
+            case Happening.RETURNS if name in unplugged:
+                unplugged.remove(name)
             case Happening.RETURNS:
-                self.start(event.machine)
+                self.start(name)
             case Happening.LEAVES:
                 node.pause("its owner ends it", leaves=True)
             case Happening.PAUSES:
