@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,9 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
+TICK_SECONDS = 2.0**-20
 TOLD_THE_TIME = ("core.link", "core.runtime.compute", "core.coordinator.")
 """Modules of the product that go by the module `time`."""
 T = TypeVar("T")
@@ -42,7 +45,7 @@ class SimulatedTime(ModuleType):
 
 @contextmanager
 def simulated_time(seed: int) -> Iterator[None]:
-    """Around `trio.run` with a MockClock. The same `seed` brings the same order of tasks.
+    """Around `trio.run` with a clock that is `put_forward`. The same `seed` brings the same order of tasks.
 
     A call for one of trio's threads is made at once: the clock would go on while the thread works.
     Trio shuffles the tasks that are ready: it keeps the order from one run to the next if asked to, as Hypothesis does.
@@ -58,6 +61,20 @@ def simulated_time(seed: int) -> Iterator[None]:
             if name.startswith(TOLD_THE_TIME) and getattr(module, "time", None) is time:
                 stack.enter_context(patch.object(module, "time", SimulatedTime()))
         yield
+
+
+async def put_forward(clock: MockClock) -> None:
+    """Run it in a system task: when all others wait, the clock goes on to the next deadline, rounded up to a tick.
+
+    So differences of times are exact. A loop that sleeps for what is left of some time would not end if rounding left
+    it a little which is too little to add to the time: a clock that stands still never makes up for that.
+    """
+    while True:
+        await wait_all_tasks_blocked()
+        now = trio.current_time()
+        due = now + trio.lowlevel.current_statistics().seconds_to_next_deadline
+        assert due < math.inf, "nobody waits for a time"
+        clock.jump(math.ceil(due / TICK_SECONDS) * TICK_SECONDS - now)
 
 
 async def _at_once(call: Callable[..., T], *args: Any, **_: Any) -> T:

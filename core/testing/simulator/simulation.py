@@ -28,7 +28,7 @@ from core.testing.simulator.model import DTYPE, loaded_model
 from core.testing.simulator.network import MachineTransport, Network
 from core.testing.simulator.node import SimulatedNode
 from core.testing.simulator.report import Report
-from core.testing.simulator.simulated_time import simulated_time
+from core.testing.simulator.simulated_time import put_forward, simulated_time
 from core.trust.identity import Identity
 
 POLL_SECONDS = 0.1
@@ -41,17 +41,18 @@ def simulate(description: Description) -> Report:
     """
     try:
         with simulated_time(description.seed):
-            return trio.run(_simulate, description, clock=MockClock(autojump_threshold=0))
+            return trio.run(_simulate, description, clock := MockClock(), clock=clock)
     except BaseExceptionGroup as group:
         raise sole_error(group) from None
 
 
-async def _simulate(description: Description) -> Report:
+async def _simulate(description: Description, clock: MockClock) -> Report:
     plugins = PluginHost.installed()
     world = _World(description, plugins)
     live = Live(_settings(description), plugins, lambda phase, progress=None: None)
     model = loaded_model(description.model, plugins.quantizers.get(live.settings.quant))
     world.parity = _parity(model.precision.quantizer)
+    trio.lowlevel.spawn_system_task(put_forward, clock)
     async with live.node_port.open() as world.port, trio.open_nursery() as nursery:
         world.nursery = nursery
         nursery.start_soon(world.compute.run_jobs)
