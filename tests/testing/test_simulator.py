@@ -93,7 +93,7 @@ def test_answers_outlive_a_machine(undisturbed: Report, what: Happening, silent:
 
 @pytest.mark.parametrize("what", [Happening.LEAVES, Happening.PAUSES])
 def test_a_machine_that_takes_its_leave_holds_nobody_up(undisturbed: Report, what: Happening) -> None:
-    report = simulate(described(events=(happens(1, what),)))
+    report = simulate(described(replace_load(ONE, answer=(250, 250)), events=(happens(1, what),)))
     assert report.failed == []
     assert len({*report.layers, *undisturbed.layers}) == 3
     assert report.recoveries == 0
