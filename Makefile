@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 ARGS ?=
+# As many workers as cores, each at least of 0.6 GB; a worker that has no tests left takes over some of another's.
+WORKERS ?= -n logical --maxprocesses 8 --dist worksteal
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +13,7 @@ INSTALLED_PACKAGE := $(VENV)/.installed-package
 BENCHMARKS := $(filter-out benchmarks/_% benchmarks/clients.py benchmarks/cuda.py benchmarks/beside_llama.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types package bench clean
+.PHONY: help demo test check lint types package bench clean
 
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -40,7 +42,10 @@ demo: $(INSTALLED) ## a cluster on this machine that answers a prompt; make demo
 	@$(BIN)/core demo $(ARGS)
 
 test: lint types ## all that CI runs: lint, types, tests; make test ARGS="-k plan" picks tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(or $(ARGS),$(WORKERS))
+
+check: lint types ## lint, types, and the tests that are not slow: about a minute
+	@$(BIN)/python -m pytest $(WORKERS) -m "not slow"
 
 lint: $(INSTALLED_DEV) ## ruff: lint and format
 	@$(BIN)/ruff check .

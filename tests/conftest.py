@@ -1,14 +1,27 @@
 """What all tests share: none of them depends on, or leaves, what the user's cache has of kernels."""
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
-from core.runtime.kernel_choice import CHOOSER
+
+def pytest_configure() -> None:
+    """Before anything imports torch. What is started inherits both.
+
+    One thread each: as many tests run at once as there are cores, and nothing that they compute is large. SIGINT ends
+    processes also if the tests run in the background of a shell, which has it ignored.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def no_kept_times(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    from core.runtime.kernel_choice import CHOOSER
+
     folder = tmp_path_factory.mktemp("kernels")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CHOOSER.kept, "path", folder / "kernels.json")

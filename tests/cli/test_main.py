@@ -4,7 +4,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from core import cli
 from core.cli.console import Bars, interruptible
 from core.errors import ConfigError, CoreError, PluginError
 
+SECONDS = 300
 Fail = Callable[[BaseException], int | str | None]
 COMMANDS = [command.name for command in cli.app.registered_commands]
 
@@ -40,7 +42,7 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
 
 
 def python(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *args], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, *args], capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
 def test_version() -> None:
@@ -138,6 +140,19 @@ cli.main()
 """
 
 
+@contextmanager
+def started(script: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that has said `ready`. It doesn't outlive the block."""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child on Windows")
 @pytest.mark.parametrize(
     ("run", "number", "status", "said"),
@@ -150,14 +165,9 @@ cli.main()
 def test_a_signal_ends_a_running_command_without_a_traceback(
     run: str, number: signal.Signals, status: int, said: str
 ) -> None:
-    script = INTERRUPTIBLE.format(run=run)
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+    with started(INTERRUPTIBLE.format(run=run)) as process:
         process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=SECONDS)
     assert (process.returncode, errors) == (status, said)
 
 
@@ -172,13 +182,9 @@ __main__.main()
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child on Windows")
 def test_ctrl_c_while_a_command_imports_ends_it_at_once_and_without_a_traceback() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", EARLY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+    with started(EARLY) as process:
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=SECONDS)
     assert (process.returncode, errors) == (-signal.SIGINT, "")
 
 
