@@ -13,7 +13,15 @@ from typing import Annotated
 import trio
 import typer
 
-from core.cli.api_options import AllowAnonymousApi, ApiKeyFile, CorsOrigins, MaxTime, api_settings
+from core.cli.api_options import (
+    KEEP_RESPONSES_MINUTES,
+    AllowAnonymousApi,
+    ApiKeyFile,
+    CorsOrigins,
+    KeepResponses,
+    MaxTime,
+    api_settings,
+)
 from core.cli.console import Bars, WireDType, aligned, counted, gigabytes, run, set_up_logging, show_bytes
 from core.cli.options import (
     CacheDir,
@@ -59,6 +67,7 @@ def serve(
     allow_anonymous_api: AllowAnonymousApi = False,
     cors_origin: CorsOrigins = None,
     max_time: MaxTime = None,
+    keep_responses: KeepResponses = KEEP_RESPONSES_MINUTES,
     local_nodes: Annotated[int, typer.Option(help="Node processes to start on this machine.", min=0, max=64)] = 1,
     min_nodes: Annotated[
         int | None, typer.Option(help="Use at least so many nodes. Default: the local ones, or 1.", min=1)
@@ -124,7 +133,7 @@ def serve(
     from core.trust.link import refuse_no_host
 
     set_up_logging(log_level)
-    api = api_settings(api_key_file, allow_anonymous_api, cors_origin or [], max_time)
+    api = api_settings(api_key_file, allow_anonymous_api, cors_origin or [], max_time, keep_responses)
     least = min_nodes if min_nodes is not None else max(1, local_nodes)
     bounds(least, max_nodes)
     if advertise and is_loopback(node_host):

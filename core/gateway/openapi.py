@@ -29,7 +29,7 @@ _FAILURES = {
     400: "The request is malformed, or asks for what can't be had.",
     401: "The API key is missing or wrong.",
     403: "A web page asks that may not.",
-    404: "There is no such model.",
+    404: "There is no such model, or what is named is not kept here (any more).",
     408: "The client does not read.",
     413: "The body is too large.",
     415: "The body is not JSON.",

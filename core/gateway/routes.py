@@ -18,20 +18,19 @@ from core.gateway.answers.answer import Answer
 from core.gateway.answers.chat import ChatFormatter
 from core.gateway.answers.completions import CompletionFormatter
 from core.gateway.answers.formatter import Formatter
-from core.gateway.answers.responses import ResponseFormatter
 from core.gateway.bridge import Bridge
 from core.gateway.dialects.dialect import Dialect, template_options
 from core.gateway.dialects.template import template_of
 from core.gateway.dialects.thinking import Thinking
 from core.gateway.errors import MODEL_NOT_FOUND, RETRY_AFTER, naming_fields
+from core.gateway.memory import ResponseMemory
 from core.gateway.openapi import DOCUMENTED, Documentation
 from core.gateway.schemas.chat import ChatBody, ChatChunk, ChatCompletion
 from core.gateway.schemas.common import Body
 from core.gateway.schemas.completions import Completion, CompletionBody
 from core.gateway.schemas.decoding import Fields, decode
 from core.gateway.schemas.models import Health, Model, Models, Rebalancing, Waiting
-from core.gateway.schemas.response_objects import Event, ResponseObject
-from core.gateway.schemas.responses import ResponseBody
+from core.gateway.schemas.responses import InputBody, ResponseBody
 from core.gateway.schemas.tokens import DetokenizeBody, Detokenized, TokenizeBody, Tokenized
 from core.interfaces.engine import ClusterStatus, Conversation, Engine, GenerationRequest, ModelCard
 
@@ -46,7 +45,7 @@ AnyRequest = Request[Any, Any, Any]
 class Gateway:
     """What the endpoints work with; `model` and `created` were read from the engine in trio.
 
-    `max_time` bounds every request, in seconds.
+    `max_time` bounds every request, in seconds; `memory` has responses that later requests may refer to.
     """
 
     engine: Engine
@@ -54,6 +53,7 @@ class Gateway:
     model: str
     created: int
     max_time: float
+    memory: ResponseMemory
 
     def check(self, model: str | None) -> None:
         if model not in (self.model, None):
@@ -85,7 +85,7 @@ class Gateway:
     async def card(self) -> ModelCard:
         return await self.bridge.call(self.engine.card)
 
-    async def dialect(self, body: ChatBody | ResponseBody) -> Dialect:
+    async def dialect(self, body: ChatBody | InputBody) -> Dialect:
         """Raises RequestError for wishes that the model can't honour, NotReady before it is open."""
         wishes, source = body.wishes(), (await self.card()).chat_template
         if source is None:
@@ -155,16 +155,6 @@ async def chat_completions(request: AnyRequest) -> ASGIApp:
     requests = body.generations(request.auth, await gateway.deadline(body.max_time))
     dialect = await gateway.dialect(body)
     return gateway.answer(body, requests, ChatFormatter(gateway.model, body, len(requests), dialect), dialect)
-
-
-@post("/v1/responses", status_code=200, opt={DOCUMENTED: Documentation(ResponseObject, ResponseBody, Event)})
-async def responses(request: AnyRequest) -> ASGIApp:
-    """Answers an input; nothing of it is kept."""
-    gateway, body = gateway_of(request), await read(request, ResponseBody)
-    gateway.check(body.model)
-    requests = (body.generation(request.auth, await gateway.deadline(body.max_time)),)
-    dialect = await gateway.dialect(body)
-    return gateway.answer(body, requests, ResponseFormatter(gateway.model, body, dialect.reader()), dialect)
 
 
 @post("/v1/completions", status_code=200, opt={DOCUMENTED: Documentation(Completion, CompletionBody, Completion)})

@@ -1,4 +1,4 @@
-"""Who may use the API, and from where."""
+"""Who may use the API, from where, and for how long."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from core.errors import ConfigError
 PATIENCE = 60.0
 """For how many seconds a client may neither read what it is sent nor send what it announced."""
 
+KEEP_RESPONSES = 3600.0
+
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 
@@ -18,8 +20,8 @@ _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 class ApiSettings:
     """Without keys everyone is let in, which has to be allowed beyond this machine.
 
-    `cors_origins` are those of web pages that may ask; `patience` is in seconds, like `max_time`: how long any request
-    may take.
+    `cors_origins` are those of web pages that may ask; `patience` is in seconds, like `max_time`, which is how long any
+    request may take, and `keep_responses`, which is how long later requests may refer to a response; 0: not at all.
     """
 
     keys: frozenset[str] = field(default=frozenset(), repr=False)
@@ -27,6 +29,7 @@ class ApiSettings:
     cors_origins: tuple[str, ...] = ()
     patience: float = PATIENCE
     max_time: float = math.inf
+    keep_responses: float = KEEP_RESPONSES
 
     def __post_init__(self) -> None:
         if self.keys and self.allow_anonymous:

@@ -88,10 +88,13 @@ class Dialect:
         """The request of a conversation, with the functions on offer and the grammar that the wishes need."""
         if not isinstance(request.prompt, Conversation):
             return request
-        tools = tuple(function.told() for function in self._wishes.functions)
-        prompt = replace(request.prompt, tools=tools, template_options=self._options)
         marked = self._form is not None or self._thinking is not Thinking.NONE
-        return replace(request, prompt=prompt, grammar=self._grammar, special_tokens=marked)
+        return replace(request, prompt=self.told(request.prompt), grammar=self._grammar, special_tokens=marked)
+
+    def told(self, conversation: Conversation) -> Conversation:
+        """The conversation with the functions on offer, and what else the template is told."""
+        tools = tuple(function.told() for function in self._wishes.functions)
+        return replace(conversation, tools=tools, template_options=self._options)
 
     def reader(self) -> Reader:
         """A fresh one, for one generation's text."""

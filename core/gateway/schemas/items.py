@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
@@ -29,12 +30,16 @@ class ReasoningText(Struct, forbid_unknown_fields=True, tag_field="type", tag="r
 
 
 class MessageItem(Struct, forbid_unknown_fields=True, tag_field="type", tag="message"):
-    """Of the user, or of the model as an earlier response had it. Its `type` may be left out."""
+    """Of the user, or of the model as an earlier response had it. Its `type` may be left out.
+
+    `phase` is a label of OpenAI's for what the model said; it changes nothing.
+    """
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputText | OutputTextPart]
     id: str | None = None
     status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
 
 
 class FunctionCallItem(Struct, forbid_unknown_fields=True, tag_field="type", tag="function_call"):
@@ -61,10 +66,17 @@ class ReasoningItem(Struct, forbid_unknown_fields=True, tag_field="type", tag="r
     status: Status | None = None
 
 
+class ItemReference(Struct, forbid_unknown_fields=True, tag_field="type", tag="item_reference"):
+    """An item of an earlier response, or of its input, that is kept here. Its `type` may be left out."""
+
+    id: str
+
+
 InputItem: TypeAlias = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+GivenItem: TypeAlias = InputItem | ItemReference
 
 
-def conversation_of(instructions: str | None, given: str | list[InputItem]) -> Conversation:
+def conversation_of(instructions: str | None, items: Sequence[InputItem]) -> Conversation:
     """What the model's template is given: what the assistant thought, said and called in a row is one message.
 
     Raises RequestError for too much text.
@@ -72,7 +84,7 @@ def conversation_of(instructions: str | None, given: str | list[InputItem]) -> C
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
-    for item in [MessageItem("user", given)] if isinstance(given, str) else given:
+    for item in items:
         _append(messages, item)
     return told(messages, "input")
 
