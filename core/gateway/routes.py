@@ -79,7 +79,7 @@ class Gateway:
         if dialect is None:
             return Answer(self.engine, self.bridge, requests, formatter, body.stream, body.names)
         asked = tuple(map(dialect.ask, requests))
-        names = {**body.names, "grammar": dialect.grammar_field}
+        names = {**body.names, **dialect.names}
         return Answer(self.engine, self.bridge, asked, formatter, body.stream, names)
 
     async def card(self) -> ModelCard:

@@ -30,12 +30,14 @@ class Conversation:
 class Grammar:
     """What the text must be: any JSON object, JSON that fits `text` (a schema), or what the Lark grammar `text` says.
 
-    With `trigger` it holds only from the first appearance of that string on.
+    With `trigger` it holds only from the first appearance of that string on. `schemas` are those that a Lark grammar
+    has in it, each with its name: a RequestError of one that is wrong has that name as its `param`.
     """
 
     kind: Literal["json_object", "json_schema", "lark"]
     text: str = ""
     trigger: str = ""
+    schemas: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,10 +117,10 @@ class ResponseFormatter(Formatter):
         return self._tell(self._reader.push(step.delta.text, step.delta.tokens))
 
     def _closing(self) -> Iterator[ResponseEvent]:
-        yield from self._tell(self._reader.finish())
+        is_cut = self._last is not None and self._last.delta.finish_reason == "length"
+        yield from self._tell(self._reader.finish(cut=is_cut))
         if not self._response.output:
             yield from self._open_message()
-        is_cut = self._last is not None and self._last.delta.finish_reason == "length"
         yield from self._close("incomplete" if is_cut else "completed")
         self._response.usage = self._usage()
         self._response.status = "incomplete" if is_cut else "completed"

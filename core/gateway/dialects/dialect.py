@@ -8,10 +8,11 @@ from typing import Any
 
 from core.errors import RequestError
 from core.gateway.dialects.calls import CallReader
-from core.gateway.dialects.grammars import Function, answer_only, answer_or_calls, calls_only, strict_calls
+from core.gateway.dialects.grammars import ANSWER, Function, answer_only, answer_or_calls, calls_only, strict_calls
 from core.gateway.dialects.reader import Reader
 from core.gateway.dialects.template import Template
 from core.gateway.dialects.thinking import Thinking, ThoughtReader
+from core.gateway.errors import naming_fields
 from core.interfaces.engine import Conversation, GenerationRequest, Grammar
 
 
@@ -77,12 +78,15 @@ class Dialect:
         self._wishes = wishes
         self._options = options
         self._thinking = thinking
-        self._grammar = self._held_to()
+        with naming_fields(self.names):
+            self._grammar = self._held_to()
 
     @property
-    def grammar_field(self) -> str:
-        """The request's field whose wishes the grammar is for, where there is one."""
-        return "tools" if self._wishes.schema is None or self._wishes.required else self._wishes.schema_field
+    def names(self) -> dict[str, str]:
+        """The request's fields that the grammar and the schemas in it are for: see `naming_fields`."""
+        of_tools = {function.schema_name: "tools" for function in self._wishes.functions}
+        field = "tools" if self._wishes.schema is None or self._wishes.required else self._wishes.schema_field
+        return {"grammar": field, ANSWER: self._wishes.schema_field, **of_tools}
 
     def ask(self, request: GenerationRequest) -> GenerationRequest:
         """The request of a conversation, with the functions on offer and the grammar that the wishes need."""

@@ -16,6 +16,7 @@ from core.gateway.schemas.tools import (
     MAX_FUNCTIONS,
     AnswerCall,
     CallDelta,
+    ChosenFunction,
     Effort,
     FunctionTool,
     ResponseFormat,
@@ -91,7 +92,7 @@ class ChatBody(Body, kw_only=True):
         return Wishes(
             functions=callable_functions,
             required=required,
-            one=not self.parallel_tool_calls,
+            one=not self.parallel_tool_calls or isinstance(self.tool_choice, ChosenFunction),
             schema=schema_of(self.response_format),
             effort=self.reasoning_effort,
             options=self.chat_template_kwargs,

@@ -135,7 +135,7 @@ class InputBody(Fields, kw_only=True):
         return Wishes(
             functions=functions,
             required=required,
-            one=not self.parallel_tool_calls,
+            one=not self.parallel_tool_calls or isinstance(self.tool_choice, ResponseChosenFunction),
             schema=self._schema(),
             effort=self.reasoning.effort,
             effort_field="reasoning.effort",
