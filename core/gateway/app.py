@@ -8,14 +8,13 @@ from litestar.middleware import DefineMiddleware
 
 from core.gateway import responses, routes, watching
 from core.gateway.access import Access
+from core.gateway.bodies import BODY_LIMIT
 from core.gateway.bridge import Bridge
 from core.gateway.errors import answer_error
 from core.gateway.memory import ResponseMemory
 from core.gateway.openapi import document
 from core.gateway.settings import ApiSettings
 from core.interfaces.engine import Engine
-
-BODY_LIMIT = 10 * 1024 * 1024
 
 ROUTES = (
     routes.models,
@@ -26,6 +25,7 @@ ROUTES = (
     responses.input_tokens,
     responses.response,
     responses.delete_response,
+    routes.embeddings,
     routes.tokenize,
     routes.detokenize,
     routes.health,

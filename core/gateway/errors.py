@@ -17,7 +17,8 @@ from core.errors import CoreError, DeadlineExceeded, NotReady, Overloaded, Reque
 MODEL_NOT_FOUND = "model_not_found"
 RESPONSE_NOT_FOUND = "response_not_found"
 ITEM_NOT_FOUND = "item_not_found"
-_NOT_FOUND = frozenset({MODEL_NOT_FOUND, RESPONSE_NOT_FOUND, ITEM_NOT_FOUND})
+NO_EMBEDDINGS = "no_embeddings"
+_NOT_FOUND = frozenset({MODEL_NOT_FOUND, RESPONSE_NOT_FOUND, ITEM_NOT_FOUND, NO_EMBEDDINGS})
 RETRY_AFTER = {"retry-after": "5"}
 NO_RETRY = {"x-should-retry": "false"}
 """OpenAI's clients, which send again whatever failed with a 5xx, heed it."""

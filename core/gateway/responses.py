@@ -9,9 +9,10 @@ from litestar.types import ASGIApp
 
 from core.errors import RequestError
 from core.gateway.answers.responses import ResponseFormatter
+from core.gateway.bodies import AnyRequest, read
 from core.gateway.errors import naming_fields
 from core.gateway.openapi import DOCUMENTED, Documentation
-from core.gateway.routes import AnyRequest, gateway_of, read
+from core.gateway.routes import gateway_of
 from core.gateway.schemas.response_objects import Event, ResponseDeleted, ResponseObject
 from core.gateway.schemas.responses import InputBody, InputTokens, ResponseBody
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import trio
-from litestar import Request, Response, get, post
-from litestar.exceptions import HTTPException, InternalServerException
+from litestar import Response, get, post
 from litestar.types import ASGIApp
 
 from core.errors import NotReady, RequestError
@@ -18,17 +17,17 @@ from core.gateway.answers.answer import Answer
 from core.gateway.answers.chat import ChatFormatter
 from core.gateway.answers.completions import CompletionFormatter
 from core.gateway.answers.formatter import Formatter
+from core.gateway.bodies import AnyRequest, read
 from core.gateway.bridge import Bridge
 from core.gateway.dialects.dialect import Dialect, template_options
 from core.gateway.dialects.template import template_of
 from core.gateway.dialects.thinking import Thinking
-from core.gateway.errors import MODEL_NOT_FOUND, RETRY_AFTER, naming_fields
+from core.gateway.errors import MODEL_NOT_FOUND, NO_EMBEDDINGS, RETRY_AFTER, ErrorBody, naming_fields
 from core.gateway.memory import ResponseMemory
 from core.gateway.openapi import DOCUMENTED, Documentation
 from core.gateway.schemas.chat import ChatBody, ChatChunk, ChatCompletion
 from core.gateway.schemas.common import Body
 from core.gateway.schemas.completions import Completion, CompletionBody
-from core.gateway.schemas.decoding import Fields, decode
 from core.gateway.schemas.models import Health, Model, Models, Rebalancing, Waiting
 from core.gateway.schemas.responses import InputBody, ResponseBody
 from core.gateway.schemas.tokens import DetokenizeBody, Detokenized, TokenizeBody, Tokenized
@@ -36,9 +35,6 @@ from core.interfaces.engine import ClusterStatus, Conversation, Engine, Generati
 
 PROMPT_END = 16
 """Tokens that say whether a prompt opens the model's thoughts."""
-
-F = TypeVar("F", bound=Fields)
-AnyRequest = Request[Any, Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +118,6 @@ def gateway_of(request: AnyRequest) -> Gateway:
     return cast(Gateway, request.app.state.gateway)
 
 
-async def read(request: AnyRequest, kind: type[F]) -> F:
-    """The request's body as `kind`. Raises RequestError or HTTPException for what is none."""
-    if request.content_type[0] not in ("application/json", ""):
-        raise HTTPException(status_code=415, detail=f"the body must be application/json, not {request.content_type[0]}")
-    try:
-        body = await request.body()
-    except InternalServerException as error:
-        raise RequestError("the client left before its request was complete") from error
-    return decode(body, kind)
-
-
 @get("/v1/models", opt={DOCUMENTED: Documentation(Models)})
 async def models(request: AnyRequest) -> Models:
     """Lists the one model."""
@@ -172,6 +157,17 @@ async def _text(gateway: Gateway, prompt: str | tuple[int, ...]) -> str:
         return prompt
     with naming_fields({"tokens": "prompt"}):
         return await gateway.bridge.call(gateway.engine.detokenize, prompt)
+
+
+@post("/v1/embeddings", opt={DOCUMENTED: Documentation(others={404: ErrorBody})})
+async def embeddings(request: AnyRequest) -> None:
+    """Says that there are none: the model writes text."""
+    raise RequestError(
+        "this server makes no embeddings",
+        f"{gateway_of(request).model!r} is a model that writes text",
+        "ask a server of an embedding model",
+        code=NO_EMBEDDINGS,
+    )
 
 
 @post("/tokenize", status_code=200, opt={DOCUMENTED: Documentation(Tokenized, TokenizeBody)})

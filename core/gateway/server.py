@@ -11,13 +11,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, cast
 
 import trio
 import uvicorn
 from litestar.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from core.errors import ConfigError
+from core.gateway.answers.answer import COMMENT, EVENT_STREAM
 from core.gateway.app import create_app
 from core.gateway.bridge import Bridge
 from core.gateway.settings import ApiSettings
@@ -25,6 +27,11 @@ from core.interfaces.engine import Engine
 
 GRACE = 1
 """For how many seconds the ends of answers may still be written when the server stops; then connections are cut."""
+
+FIRST_PROBES = 3
+PROBE_TICKS = 50
+"""uvicorn ticks ten times a second: a client that has closed its direction is probed at first, and then every 5 s."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 KEEP_ALIVE = 60
 BACKLOG = 1024
@@ -59,6 +66,36 @@ async def serve_http(
                 server.should_exit = True
 
 
+class _Connection(H11Protocol):
+    """A client that has closed its own direction, once its request was complete, is answered nevertheless.
+
+    `half_closed` counts the server's ticks since. Such a client can't be told from one that is gone but by sending it
+    something: a system that has nobody to give it to resets the connection.
+    """
+
+    half_closed: int | None = None
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's says so
+        waits = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        if waits:
+            self.half_closed = 0
+        return waits
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.half_closed is not None:
+            self.transport.close()
+
+    async def probe(self, streams: bool) -> None:
+        """Sends what every client passes over: a comment of a stream, or before an answer an interim response."""
+        if self.cycle.response_complete or self.flow.write_paused or self.transport.is_closing():
+            return
+        if streams:
+            await self.cycle.send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+        elif not self.cycle.response_started and self.cycle.scope["http_version"] == "1.1":
+            self.transport.write(CONTINUE)
+
+
 class _Server(uvicorn.Server):
     def __init__(self, app: ASGIApp, patience: float, on_startup: Callable[[], None]) -> None:
         self._app = app
@@ -67,12 +104,14 @@ class _Server(uvicorn.Server):
         """Requests under way, by client."""
         self._idle: dict[asyncio.Transport, tuple[float, int]] = {}
         """Since when, and with how many bytes yet to be read."""
+        self._streams: set[tuple[str, int] | None] = set()
+        """Clients that a stream of events has begun for."""
         super().__init__(
             uvicorn.Config(
                 self._answer,
                 interface="asgi3",
                 loop="asyncio",
-                http="h11",
+                http=_Connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -88,8 +127,15 @@ class _Server(uvicorn.Server):
         self._on_startup = on_startup
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Cuts the connection of a client that does not read what it is sent, or send what it announced."""
+        """Cuts the connection of a client that does not read what it is sent, or send what it announced.
+
+        HEAD is answered as GET is, without the body.
+        """
+        client = scope["client"]
         arriving = True
+        is_head = scope.get("method") == "HEAD"
+        if is_head:
+            scope = cast(Scope, {**scope, "method": "GET"})
 
         async def patient_receive() -> Any:
             nonlocal arriving
@@ -101,15 +147,22 @@ class _Server(uvicorn.Server):
             return message
 
         async def patient_send(message: Any) -> None:
+            begins = message["type"] == "http.response.start"
+            if is_head and not begins:
+                return
+            if begins and EVENT_STREAM in message["headers"] and not is_head:
+                self._streams.add(client)
             async with self._patient(scope):
                 await send(message)
+                if is_head:
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        client = scope["client"]
         self._busy[client] += 1
         try:
             await self._app(scope, patient_receive, patient_send)
         finally:
             self._busy[client] -= 1
+            self._streams.discard(client)
             if not self._busy[client]:
                 del self._busy[client]
 
@@ -123,7 +176,15 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         self._cut_idle()
+        await self._probe_half_closed()
         return await super().on_tick(counter)
+
+    async def _probe_half_closed(self) -> None:
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, _Connection) and connection.half_closed is not None:
+                connection.half_closed += 1
+                if connection.half_closed <= FIRST_PROBES or connection.half_closed % PROBE_TICKS == 0:
+                    await connection.probe(_peer(connection.transport) in self._streams)
 
     def _cut_idle(self) -> None:
         """Cuts connections that for too long had no request under way, and read no more of an answer."""

@@ -18,12 +18,15 @@ class Conversation:
     """Chat messages, each at least {"role": ..., "content": ...}: rendered by the model's own chat template.
 
     `tools` are the functions on offer, as the OpenAI API writes them; `template_options` go to the template as they
-    are (`enable_thinking`, for instance).
+    are (`enable_thinking`, for instance). `opens_answer` ends the prompt with what begins the assistant's answer;
+    `continues_last` ends it within the last message, which the answer goes on with.
     """
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    opens_answer: bool = True
+    continues_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,8 @@ class Tokenizer:
             ids = self._inner.apply_chat_template(
                 [_in_known_role(message, source) for message in conversation.messages],
                 tools=tools,
-                add_generation_prompt=True,
+                add_generation_prompt=conversation.opens_answer,
+                continue_final_message=conversation.continues_last,
                 tokenize=True,
                 return_dict=False,
                 **conversation.template_options,

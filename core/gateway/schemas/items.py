@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from core.gateway.schemas.messages import told, told_call
+from core.gateway.schemas.messages import RefusalPart, told, told_call
 from core.interfaces.engine import Conversation
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
@@ -18,11 +18,12 @@ class InputText(Struct, forbid_unknown_fields=True, tag_field="type", tag="input
 
 
 class OutputTextPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="output_text"):
-    """What an earlier response said."""
+    """What an earlier response said; its text alone is told."""
 
     text: str
-    annotations: Annotated[list[Any], Meta(max_length=0)] = field(default_factory=list)
-    logprobs: Annotated[list[Any], Meta(max_length=0)] | None = None
+    annotations: list[Any] = field(default_factory=list)
+    logprobs: list[Any] | None = None
+    parsed: Any = None
 
 
 class ReasoningText(Struct, forbid_unknown_fields=True, tag_field="type", tag="reasoning_text"):
@@ -36,7 +37,7 @@ class MessageItem(Struct, forbid_unknown_fields=True, tag_field="type", tag="mes
     """
 
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputText | OutputTextPart]
+    content: str | list[InputText | OutputTextPart | RefusalPart]
     id: str | None = None
     status: Status | None = None
     phase: Literal["commentary", "final_answer"] | None = None
@@ -46,6 +47,7 @@ class FunctionCallItem(Struct, forbid_unknown_fields=True, tag_field="type", tag
     call_id: str
     name: str
     arguments: str
+    parsed_arguments: Any = None
     id: str | None = None
     status: Status | None = None
 

@@ -157,8 +157,8 @@ class InputBody(Fields, kw_only=True):
 
     def _schema(self) -> Mapping[str, Any] | None:
         match self.text.format:
-            case JsonObjectFormat():
-                return ANY_OBJECT
+            case JsonObjectFormat(schema):
+                return schema or ANY_OBJECT
             case ResponseJsonSchema(_, schema):
                 return schema
         return None
@@ -170,6 +170,12 @@ class ResponseBody(InputBody, kw_only=True):
     With `store`, which is on unless the server keeps nothing, the response is kept for a while.
     """
 
+    instead: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("max_tokens", "max_completion_tokens"), "use 'max_output_tokens'"),
+        "messages": "use 'input'",
+        "reasoning_effort": "use 'reasoning' with 'effort'",
+        "response_format": "use 'text' with 'format'",
+    }
     idle: ClassVar[Idle] = {
         **InputBody.idle,
         "access_programs": (),
