@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
@@ -22,6 +22,7 @@ from core.cli.api_options import (
     MaxTime,
     api_settings,
 )
+from core.cli.chat_options import ChatTemplate, ToolFormatOption, ToolsAsText, read_template
 from core.cli.console import Bars, WireDType, aligned, counted, gigabytes, run, set_up_logging, show_bytes
 from core.cli.options import (
     CacheDir,
@@ -41,6 +42,7 @@ from core.cli.options import (
 from core.coordinator.coordinator import Coordinator
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import ConfigError
+from core.gateway.dialects.forms import ToolSettings
 from core.gateway.settings import ApiSettings
 from core.interfaces.checkpoint import Source
 from core.interfaces.engine import ClusterStatus
@@ -114,6 +116,9 @@ def serve(
     standby: Annotated[
         bool, typer.Option(help="Nodes without layers hold those in memory that the loss of another node would need.")
     ] = False,
+    chat_template: ChatTemplate = None,
+    tool_format: ToolFormatOption = None,
+    tools_as_text: ToolsAsText = False,
     trust_remote_code: Annotated[bool, typer.Option(help="Run tokenizer code that the model's repo carries.")] = False,
     hf_cache_dir: CacheDir = None,
     transport: TransportName = "trio-websocket",
@@ -134,6 +139,7 @@ def serve(
 
     set_up_logging(log_level)
     api = api_settings(api_key_file, allow_anonymous_api, cors_origin or [], max_time, keep_responses)
+    api = replace(api, tools=ToolSettings(tool_format, tools_as_text))
     least = min_nodes if min_nodes is not None else max(1, local_nodes)
     bounds(least, max_nodes)
     if advertise and is_loopback(node_host):
@@ -170,6 +176,7 @@ def serve(
         recovery_time=recovery_time,
         rebalance=rebalance is Rebalance.AUTO,
         standby=standby,
+        chat_template=None if chat_template is None else read_template(chat_template),
     )
 
     async def main() -> None:
@@ -178,6 +185,10 @@ def serve(
             if not is_loopback(node_host):
                 typer.echo("friends     each joins with a link of its own, printed by: core invite")
             typer.echo(f"model       {settings.served_model_name}")
+            if tools_as_text:
+                typer.echo(
+                    "tools       told as text, in the form of Hermes, if the chat template has no place for them"
+                )
             while True:
                 epoch = await show_progress(server.coordinator)
                 await until_replaced(server.coordinator, epoch)

@@ -52,7 +52,9 @@ def create_app(engine: Engine, bridge: Bridge, settings: ApiSettings) -> Litesta
         pdb_on_exception=False,
     )
     memory = ResponseMemory(settings.keep_responses)
-    app.state.gateway = routes.Gateway(engine, bridge, engine.served_model, engine.created, settings.max_time, memory)
+    app.state.gateway = routes.Gateway(
+        engine, bridge, engine.served_model, engine.created, settings.max_time, memory, settings.tools
+    )
     app.state.openapi = document(ROUTES, keys_needed=bool(settings.keys))
     return app
 

@@ -19,7 +19,9 @@ from core.gateway.answers.completions import CompletionFormatter
 from core.gateway.answers.formatter import Formatter
 from core.gateway.bodies import AnyRequest, read
 from core.gateway.bridge import Bridge
+from core.gateway.dialects.as_text import as_text
 from core.gateway.dialects.dialect import Dialect, template_options
+from core.gateway.dialects.forms import ToolSettings
 from core.gateway.dialects.template import template_of
 from core.gateway.dialects.thinking import Thinking
 from core.gateway.errors import MODEL_NOT_FOUND, NO_EMBEDDINGS, RETRY_AFTER, ErrorBody, naming_fields
@@ -41,7 +43,8 @@ PROMPT_END = 16
 class Gateway:
     """What the endpoints work with; `model` and `created` were read from the engine in trio.
 
-    `max_time` bounds every request, in seconds; `memory` has responses that later requests may refer to.
+    `max_time` bounds every request, in seconds; `memory` has responses that later requests may refer to, and
+    `tools` is what the host says of them.
     """
 
     engine: Engine
@@ -50,6 +53,7 @@ class Gateway:
     created: int
     max_time: float
     memory: ResponseMemory
+    tools: ToolSettings
 
     def check(self, model: str | None) -> None:
         if model not in (self.model, None):
@@ -91,7 +95,7 @@ class Gateway:
                 "use /v1/completions with a prompt",
                 param=body.names["prompt"],
             )
-        template = template_of(source)
+        template = template_of(source, self.tools)
         options = template_options(template, wishes)
         with naming_fields(body.names):
             thinking = await self._thinking(options) if template.thinks else Thinking.NONE
@@ -102,6 +106,11 @@ class Gateway:
         prompt = Conversation(({"role": "user", "content": "-"},), template_options=options)
         tokens: tuple[int, ...] = await self.bridge.call(self.engine.tokenize, prompt)
         return Thinking.after(await self.bridge.call(self.engine.detokenize, tokens[-PROMPT_END:]))
+
+    async def told(self, prompt: str | Conversation) -> str | Conversation:
+        """`prompt` as a generation of it would be told to the model."""
+        template = template_of((await self.card()).chat_template, self.tools)
+        return as_text(prompt) if isinstance(prompt, Conversation) and template.tools_as_text else prompt
 
     async def status(self) -> ClusterStatus:
         return await self.bridge.call(self.engine.status)
@@ -175,7 +184,7 @@ async def tokenize(request: AnyRequest) -> Tokenized:
     """Tells the tokens of a prompt."""
     gateway, body = gateway_of(request), await read(request, TokenizeBody)
     gateway.check(body.model)
-    text = body.text()
+    text = await gateway.told(body.text())
     with naming_fields(body.names):
         tokens: tuple[int, ...] = await gateway.bridge.call(gateway.engine.tokenize, text)
     return Tokenized(len(tokens), (await gateway.card()).context_length, tokens)

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from core.errors import ConfigError
+from core.gateway.dialects.forms import ToolSettings
 
 PATIENCE = 60.0
 """For how many seconds a client may neither read what it is sent nor send what it announced."""
@@ -30,6 +31,7 @@ class ApiSettings:
     patience: float = PATIENCE
     max_time: float = math.inf
     keep_responses: float = KEEP_RESPONSES
+    tools: ToolSettings = field(default_factory=ToolSettings)
 
     def __post_init__(self) -> None:
         if self.keys and self.allow_anonymous:

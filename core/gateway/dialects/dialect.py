@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from core.errors import RequestError
+from core.gateway.dialects.as_text import as_text
 from core.gateway.dialects.calls import CallReader
 from core.gateway.dialects.grammars import ANSWER, Function, answer_only, answer_or_calls, calls_only, strict_calls
 from core.gateway.dialects.reader import Reader
@@ -65,14 +66,16 @@ class Dialect:
     """Raises RequestError for wishes that this model can't honour."""
 
     def __init__(self, template: Template, wishes: Wishes, options: Mapping[str, Any], thinking: Thinking) -> None:
-        if wishes.functions and template.form is None:
+        if wishes.functions and not template.takes_tools:
             raise RequestError(
                 "this model can't be given functions to call",
                 "its chat template has no tool calls, or has them in a form that isn't known here",
-                "leave 'tools' out",
+                "leave 'tools' out, or have the host give core serve a template like those of Hermes, Qwen, Llama 3.1 "
+                "or Mistral (--chat-template FILE), the form of its calls (--tool-format), or --tools-as-text",
                 param="tools",
                 code="unsupported_parameter",
             )
+        self._as_text = template.tools_as_text
         self._form = template.form if wishes.functions else None
         self._one = wishes.one or (self._form is not None and self._form.single)
         self._wishes = wishes
@@ -98,7 +101,8 @@ class Dialect:
     def told(self, conversation: Conversation) -> Conversation:
         """The conversation with the functions on offer, and what else the template is told."""
         tools = tuple(function.told() for function in self._wishes.functions)
-        return replace(conversation, tools=tools, template_options=self._options)
+        told = replace(conversation, tools=tools, template_options=self._options)
+        return as_text(told) if self._as_text else told
 
     def reader(self) -> Reader:
         """A fresh one, for one generation's text."""
