@@ -7,6 +7,11 @@ skipped, with the reason. Nothing is installed here; what is missing is skipped,
     pip install 'lm-eval[api,hf]'          lm-eval, which is large
     npm install --prefix FOLDER openai     then --npm-dir FOLDER; needs node
     chromium                               from the system's packages, or --browser PATH
+
+Agents are run to the answer after a tool's result. The model is too small to call functions by itself: it is served
+with `--tools-as-text` and a template that shows it the call which is asked for. Their lines name packages of npm, for
+`--npm-dir`, and of Python, for `--python`, best that of an environment of their own. Agents run what the model asks for
+without asking back: `echo Paris`.
 """
 
 from __future__ import annotations
@@ -14,11 +19,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,15 +29,14 @@ from shutil import which
 from typing import Any
 
 import trio
+from _agent_checks import AGENTS
 from _browser import Pages, told_by_browser
+from _checks import KEY, QUESTION, Check, Missing, Setting, npm_package, output, right
 from _measure import machine
 
 from core.cli.demo_model import demo_model
-from core.testing.cluster import Cluster, open_cluster
+from core.testing.cluster import open_cluster
 
-KEY = "the-key-of-these-checks"
-QUESTION = "What is the capital of France?"
-EXPECTED = "Paris"
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "title": "city",
@@ -43,34 +45,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["city", "country"],
     "additionalProperties": False,
 }
-PROGRAM_SECONDS = 300
-ERROR_LENGTH = 600
-
-
-class Missing(Exception):
-    """What a check needs is not installed; the message says how to get it."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    cluster: Cluster
-    pages: Pages
-    npm: Path | None
-    browser: str | None
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {**os.environ, "OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": self.cluster.api}
-
-
-@dataclass(frozen=True)
-class Check:
-    """`version` raises Missing where there is none; `run` tells what it got, and raises where that isn't right."""
-
-    client: str
-    name: str
-    version: Callable[[Setting], str]
-    run: Callable[[Setting], str]
+TEMPLATE = Path(__file__).with_name("clients.jinja")
 
 
 def installed(package: str, how: str) -> str:
@@ -84,30 +59,10 @@ def python_package(package: str, how: str = "pip install -e '.[clients]'") -> Ca
     return lambda setting: installed(package, how)
 
 
-def npm_package(setting: Setting) -> str:
-    how = "npm install --prefix FOLDER openai, and --npm-dir FOLDER"
-    manifest = (setting.npm or Path()) / "node_modules/openai/package.json"
-    if setting.npm is None or not manifest.exists() or not which("node"):
-        raise Missing(how)
-    return str(json.loads(manifest.read_text())["version"])
-
-
 def browser(setting: Setting) -> str:
     if setting.browser is None:
         raise Missing("install chromium, or --browser PATH")
     return output(setting.browser, "--version").split()[1]
-
-
-def output(*command: str, env: dict[str, str] | None = None) -> str:
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PROGRAM_SECONDS, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-ERROR_LENGTH:]}")
-    return done.stdout.strip()
-
-
-def right(text: str) -> str:
-    assert EXPECTED in text, f"{EXPECTED} is not in {text!r}"
-    return text
 
 
 def right_city(answer: Any) -> str:
@@ -189,7 +144,7 @@ def browser_refused(setting: Setting) -> str:
 
 CHECKS = [
     *(
-        Check("openai (npm)", name, npm_package, partial(npm, name))
+        Check("openai (npm)", name, npm_package("openai"), partial(npm, name))
         for name in ("chat", "stream", "json_schema", "responses", "refusal")
     ),
     Check("langchain-openai", "invoke", python_package("langchain-openai"), langchain_invoke),
@@ -206,6 +161,7 @@ CHECKS = [
     Check("lm-eval", "loglikelihood", python_package("lm-eval", "pip install 'lm-eval[api,hf]'"), lm_eval),
     Check("chromium", "allowed origin", browser, browser_allowed),
     Check("chromium", "other origin", browser, browser_refused),
+    *AGENTS,
 ]
 
 
@@ -225,12 +181,13 @@ async def check_all(options: argparse.Namespace) -> bool:
     reached = True
     asked = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 40, "stream": True}
     with Pages() as pages:
-        serve = ("--dtype", "fp32", "--cors-origin", pages.origin)
+        tools = ("--tools-as-text", "--chat-template", str(TEMPLATE))
+        serve = ("--dtype", "fp32", "--cors-origin", pages.origin, *tools)
         async with open_cluster(demo_model(), *serve, local_nodes=2, env={"CORE_API_KEY": KEY}) as cluster:
             await cluster.wait_ready()
             body = {**asked, "model": cluster.model}
             pages.asked = {"url": f"{cluster.api}/chat/completions", "key": KEY, "body": body}
-            setting = Setting(cluster, pages, options.npm_dir, options.browser)
+            setting = Setting(cluster, pages, options.npm_dir, options.python, options.browser)
             for check in CHECKS:
                 if options.only in check.client:
                     verdict, told = await trio.to_thread.run_sync(result, check, setting)
@@ -241,7 +198,8 @@ async def check_all(options: argparse.Namespace) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--npm-dir", type=Path, help="where npm installed openai")
+    parser.add_argument("--npm-dir", type=Path, help="where npm installed packages")
+    parser.add_argument("--python", default=sys.executable, help="a Python that has agents; see their lines")
     parser.add_argument("--browser", default=which("chromium") or which("google-chrome"), help="a Chromium")
     parser.add_argument("--only", default="", help="the clients with this in their names")
     options = parser.parse_args()

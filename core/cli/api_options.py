@@ -11,9 +11,10 @@ import typer
 
 from core.cli.console import why
 from core.errors import ConfigError
-from core.gateway.settings import ApiSettings, parse_keys
+from core.gateway.settings import KEEP_RESPONSES, ApiSettings, parse_keys
 
 KEY_VARIABLE = "CORE_API_KEY"
+KEEP_RESPONSES_MINUTES = KEEP_RESPONSES / 60
 
 ApiKeyFile = Annotated[
     Path | None, typer.Option(help=f"Who asks needs a key of this file, one a line (or of {KEY_VARIABLE}).")
@@ -33,9 +34,23 @@ MaxTime = Annotated[
     typer.Option(help="Seconds that any request may take, waiting included. Default: no bound.", min=0.001),
 ]
 
+KeepResponses = Annotated[
+    float,
+    typer.Option(
+        metavar="MINUTES",
+        help="How long /v1/responses keeps its answers in memory, for requests that refer to them; 0: not at all.",
+        min=0,
+        max=1440,
+    ),
+]
+
 
 def api_settings(
-    key_file: Path | None, allow_anonymous: bool, origins: list[str], max_time: float | None = None
+    key_file: Path | None,
+    allow_anonymous: bool,
+    origins: list[str],
+    max_time: float | None = None,
+    keep_responses: float = KEEP_RESPONSES_MINUTES,
 ) -> ApiSettings:
     """Raises ConfigError for keys that can't be read, and for what contradicts itself."""
     keys = frozenset[str]()
@@ -43,7 +58,13 @@ def api_settings(
         keys |= parse_keys(_read(key_file), str(key_file))
     if KEY_VARIABLE in os.environ:
         keys |= parse_keys(os.environ[KEY_VARIABLE], KEY_VARIABLE)
-    return ApiSettings(keys, allow_anonymous, tuple(origins), max_time=max_time or math.inf)
+    return ApiSettings(
+        keys,
+        allow_anonymous,
+        tuple(origins),
+        max_time=max_time or math.inf,
+        keep_responses=keep_responses * 60,
+    )
 
 
 def own_headers() -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,7 +14,16 @@ from typing import Annotated
 import trio
 import typer
 
-from core.cli.api_options import AllowAnonymousApi, ApiKeyFile, CorsOrigins, MaxTime, api_settings
+from core.cli.api_options import (
+    KEEP_RESPONSES_MINUTES,
+    AllowAnonymousApi,
+    ApiKeyFile,
+    CorsOrigins,
+    KeepResponses,
+    MaxTime,
+    api_settings,
+)
+from core.cli.chat_options import ChatTemplate, ToolFormatOption, ToolsAsText, read_template
 from core.cli.console import Bars, WireDType, aligned, counted, gigabytes, run, set_up_logging, show_bytes
 from core.cli.options import (
     CacheDir,
@@ -34,6 +43,7 @@ from core.cli.options import (
 from core.coordinator.coordinator import Coordinator
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import ConfigError
+from core.gateway.dialects.forms import ToolSettings
 from core.gateway.settings import ApiSettings
 from core.interfaces.checkpoint import Source
 from core.interfaces.engine import ClusterStatus
@@ -61,6 +71,7 @@ def serve(
     allow_anonymous_api: AllowAnonymousApi = False,
     cors_origin: CorsOrigins = None,
     max_time: MaxTime = None,
+    keep_responses: KeepResponses = KEEP_RESPONSES_MINUTES,
     local_nodes: Annotated[int, typer.Option(help="Node processes to start on this machine.", min=0, max=64)] = 1,
     min_nodes: Annotated[
         int | None, typer.Option(help="Use at least so many nodes. Default: the local ones, or 1.", min=1)
@@ -113,6 +124,9 @@ def serve(
     standby: Annotated[
         bool, typer.Option(help="Nodes without layers hold those in memory that the loss of another node would need.")
     ] = False,
+    chat_template: ChatTemplate = None,
+    tool_format: ToolFormatOption = None,
+    tools_as_text: ToolsAsText = False,
     trust_remote_code: Annotated[bool, typer.Option(help="Run tokenizer code that the model's repo carries.")] = False,
     hf_cache_dir: CacheDir = None,
     transport: TransportName = "trio-websocket",
@@ -132,7 +146,8 @@ def serve(
     from core.trust.link import refuse_no_host
 
     set_up_logging(log_level)
-    api = api_settings(api_key_file, allow_anonymous_api, cors_origin or [], max_time)
+    api = api_settings(api_key_file, allow_anonymous_api, cors_origin or [], max_time, keep_responses)
+    api = replace(api, tools=ToolSettings(tool_format, tools_as_text))
     least = min_nodes if min_nodes is not None else max(1, local_nodes)
     bounds(least, max_nodes)
     if advertise and is_loopback(node_host):
@@ -170,6 +185,7 @@ def serve(
         recovery_time=recovery_time,
         rebalance=rebalance is Rebalance.AUTO,
         standby=standby,
+        chat_template=None if chat_template is None else read_template(chat_template),
     )
 
     async def main() -> None:
@@ -178,6 +194,10 @@ def serve(
             if not is_loopback(node_host):
                 typer.echo("friends     each joins with a link of its own, printed by: core invite")
             typer.echo(f"model       {settings.served_model_name}")
+            if tools_as_text:
+                typer.echo(
+                    "tools       told as text, in the form of Hermes, if the chat template has no place for them"
+                )
             while True:
                 epoch = await show_progress(server.coordinator)
                 await until_replaced(server.coordinator, epoch)

@@ -57,7 +57,7 @@ def load_model(
     model.fetch_embed_and_head(_noting(note, "downloading embedding and head"))
     embed_and_head = model.load_embed_and_head(precision, device, _noting(note, "loading embedding and head"))
     note("loading the tokenizer")
-    tokenizer = Tokenizer(checkpoint.tokenizer(), eos_token_ids=_eos_ids(model))
+    tokenizer = Tokenizer(checkpoint.tokenizer(), eos_token_ids=_eos_ids(model), chat_template=settings.chat_template)
     head = Head(embed_and_head, model.spec.hidden_size, device, torch_dtype(precision.wire), tokenizer)
     manifest = Manifest.of(model, _noting(note, "hashing the model's files"))
     return LoadedModel(model, precision, tokenizer, head, manifest)

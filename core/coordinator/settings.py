@@ -23,6 +23,7 @@ class CoordinatorSettings:
     `recovery_time`: seconds for which a generation whose route ended waits for the next one; 0 ends it at once.
     `rebalance`: a plan that is predicted to be better takes the serving one's place. `standby`: nodes without layers
     hold those in memory that the loss of another node would need.
+    `chat_template`: Jinja source, in place of the model's own.
     `announce`: who is on the local network may find the cluster, where nodes can join from beyond this machine.
     """
 
@@ -54,3 +55,4 @@ class CoordinatorSettings:
     recovery_time: float = 120.0
     rebalance: bool = True
     standby: bool = False
+    chat_template: str | None = None

@@ -6,22 +6,26 @@ from litestar import Litestar
 from litestar.config.cors import CORSConfig
 from litestar.middleware import DefineMiddleware
 
-from core.gateway import routes, watching
+from core.gateway import responses, routes, watching
 from core.gateway.access import Access
+from core.gateway.bodies import BODY_LIMIT
 from core.gateway.bridge import Bridge
 from core.gateway.errors import answer_error
+from core.gateway.memory import ResponseMemory
 from core.gateway.openapi import document
 from core.gateway.settings import ApiSettings
 from core.interfaces.engine import Engine
-
-BODY_LIMIT = 10 * 1024 * 1024
 
 ROUTES = (
     routes.models,
     routes.model,
     routes.chat_completions,
     routes.completions,
-    routes.responses,
+    responses.responses,
+    responses.input_tokens,
+    responses.response,
+    responses.delete_response,
+    routes.embeddings,
     routes.tokenize,
     routes.detokenize,
     routes.health,
@@ -47,7 +51,10 @@ def create_app(engine: Engine, bridge: Bridge, settings: ApiSettings) -> Litesta
         debug=False,
         pdb_on_exception=False,
     )
-    app.state.gateway = routes.Gateway(engine, bridge, engine.served_model, engine.created, settings.max_time)
+    memory = ResponseMemory(settings.keep_responses)
+    app.state.gateway = routes.Gateway(
+        engine, bridge, engine.served_model, engine.created, settings.max_time, memory, settings.tools
+    )
     app.state.openapi = document(ROUTES, keys_needed=bool(settings.keys))
     return app
 
@@ -56,5 +63,8 @@ def _cors(origins: tuple[str, ...]) -> CORSConfig | None:
     if not origins:
         return None
     return CORSConfig(
-        allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=["retry-after"]
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["retry-after"],
     )

@@ -15,6 +15,10 @@ from msgspec import Struct
 from core.errors import CoreError, DeadlineExceeded, NotReady, Overloaded, RequestError, RouteError
 
 MODEL_NOT_FOUND = "model_not_found"
+RESPONSE_NOT_FOUND = "response_not_found"
+ITEM_NOT_FOUND = "item_not_found"
+NO_EMBEDDINGS = "no_embeddings"
+_NOT_FOUND = frozenset({MODEL_NOT_FOUND, RESPONSE_NOT_FOUND, ITEM_NOT_FOUND, NO_EMBEDDINGS})
 RETRY_AFTER = {"retry-after": "5"}
 NO_RETRY = {"x-should-retry": "false"}
 """OpenAI's clients, which send again whatever failed with a 5xx, heed it."""
@@ -70,7 +74,7 @@ def explain(error: BaseException) -> Failure:
     """What a client is told of `error`; what it should not see of an unexpected one goes to the log."""
     match error:
         case RequestError():
-            status = 404 if error.code == MODEL_NOT_FOUND else 400
+            status = 404 if error.code in _NOT_FOUND else 400
             return Failure(status, str(error), param=error.param, code=error.code)
         case Unauthorized():
             return Failure(401, str(error), code="invalid_api_key", headers={"www-authenticate": "Bearer"})

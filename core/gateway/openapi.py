@@ -21,15 +21,16 @@ DOCUMENTED = "documented"
 
 JSON, TEXT, _EVENTS = "application/json", "text/plain", "text/event-stream"
 ABOUT = """\
-Follows the OpenAI API. Fields that a schema doesn't name are refused, but for those of the OpenAI API that ask for
-nothing, which each body lists. The events of a stream end with `data: [DONE]`, or with an error;
+Follows the OpenAI API. Fields that a schema doesn't name are refused, but for those of the OpenAI API and of other
+servers that ask for nothing, which each body lists. `HEAD` is answered wherever `GET` is, and a body may come as gzip.
+The events of a stream end with `data: [DONE]`, or with an error;
 those of a response with one that says how it ended. Between events that take long come comments (`: waiting`)."""
 
 _FAILURES = {
     400: "The request is malformed, or asks for what can't be had.",
     401: "The API key is missing or wrong.",
     403: "A web page asks that may not.",
-    404: "There is no such model.",
+    404: "There is no such model or endpoint, or what is named is not kept here (any more).",
     408: "The client does not read.",
     413: "The body is too large.",
     415: "The body is not JSON.",
@@ -97,6 +98,7 @@ def _operation(
     if documentation.event is not None:
         content[_EVENTS] = {"schema": _event([schema_of[documentation.event], schema_of[ErrorBody]])}
     failures = _FAILURES if documentation.body or names else _FAILURES.keys() & {400, 401, 403, 500, 503}
+    answers = documentation.answer is not None or documentation.event is not None
     responses = {str(status): {"$ref": f"#/components/responses/{status}"} for status in failures}
     for status, kind in documentation.others.items():
         responses[str(status)] = _failure(status, [schema_of[kind], schema_of[ErrorBody]])
@@ -105,7 +107,7 @@ def _operation(
         "summary": getdoc(handler.fn),
         "security": [{"key": []}] if keys_needed and not handler.opt.get(OPEN) else [],
         "parameters": parameters,
-        "responses": responses | {"200": {"description": "The answer.", "content": content}},
+        "responses": responses | ({"200": {"description": "The answer.", "content": content}} if answers else {}),
     }
     if documentation.body is not None:
         operation["requestBody"] = {
@@ -117,7 +119,7 @@ def _operation(
 
 def _idle(body: type[Fields]) -> str:
     accepted = [f"`{name}` {idle_values(values)}" for name, values in sorted(body.idle.items())]
-    return f"\n\nOf the OpenAI API's other fields it takes those values that ask for nothing: {'; '.join(accepted)}."
+    return f"\n\nOf other fields it takes those values that ask for nothing: {'; '.join(accepted)}."
 
 
 def _event(schemas: list[Any]) -> dict[str, Any]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import trio
-from litestar import Request, Response, get, post
-from litestar.exceptions import HTTPException, InternalServerException
+from litestar import Response, get, post
 from litestar.types import ASGIApp
 
 from core.errors import NotReady, RequestError
@@ -18,35 +17,34 @@ from core.gateway.answers.answer import Answer
 from core.gateway.answers.chat import ChatFormatter
 from core.gateway.answers.completions import CompletionFormatter
 from core.gateway.answers.formatter import Formatter
-from core.gateway.answers.responses import ResponseFormatter
+from core.gateway.bodies import AnyRequest, read
 from core.gateway.bridge import Bridge
+from core.gateway.dialects.as_text import as_text
 from core.gateway.dialects.dialect import Dialect, template_options
+from core.gateway.dialects.forms import ToolSettings
 from core.gateway.dialects.template import template_of
 from core.gateway.dialects.thinking import Thinking
-from core.gateway.errors import MODEL_NOT_FOUND, RETRY_AFTER, naming_fields
+from core.gateway.errors import MODEL_NOT_FOUND, NO_EMBEDDINGS, RETRY_AFTER, ErrorBody, naming_fields
+from core.gateway.memory import ResponseMemory
 from core.gateway.openapi import DOCUMENTED, Documentation
 from core.gateway.schemas.chat import ChatBody, ChatChunk, ChatCompletion
 from core.gateway.schemas.common import Body
 from core.gateway.schemas.completions import Completion, CompletionBody
-from core.gateway.schemas.decoding import Fields, decode
 from core.gateway.schemas.models import Health, Model, Models, Rebalancing, Waiting
-from core.gateway.schemas.response_objects import Event, ResponseObject
-from core.gateway.schemas.responses import ResponseBody
+from core.gateway.schemas.responses import InputBody, ResponseBody
 from core.gateway.schemas.tokens import DetokenizeBody, Detokenized, TokenizeBody, Tokenized
 from core.interfaces.engine import ClusterStatus, Conversation, Engine, GenerationRequest, ModelCard
 
 PROMPT_END = 16
 """Tokens that say whether a prompt opens the model's thoughts."""
 
-F = TypeVar("F", bound=Fields)
-AnyRequest = Request[Any, Any, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
     """What the endpoints work with; `model` and `created` were read from the engine in trio.
 
-    `max_time` bounds every request, in seconds.
+    `max_time` bounds every request, in seconds; `memory` has responses that later requests may refer to, and
+    `tools` is what the host says of them.
     """
 
     engine: Engine
@@ -54,6 +52,8 @@ class Gateway:
     model: str
     created: int
     max_time: float
+    memory: ResponseMemory
+    tools: ToolSettings
 
     def check(self, model: str | None) -> None:
         if model not in (self.model, None):
@@ -79,13 +79,13 @@ class Gateway:
         if dialect is None:
             return Answer(self.engine, self.bridge, requests, formatter, body.stream, body.names)
         asked = tuple(map(dialect.ask, requests))
-        names = {**body.names, "grammar": dialect.grammar_field}
+        names = {**body.names, **dialect.names}
         return Answer(self.engine, self.bridge, asked, formatter, body.stream, names)
 
     async def card(self) -> ModelCard:
         return await self.bridge.call(self.engine.card)
 
-    async def dialect(self, body: ChatBody | ResponseBody) -> Dialect:
+    async def dialect(self, body: ChatBody | InputBody) -> Dialect:
         """Raises RequestError for wishes that the model can't honour, NotReady before it is open."""
         wishes, source = body.wishes(), (await self.card()).chat_template
         if source is None:
@@ -95,7 +95,7 @@ class Gateway:
                 "use /v1/completions with a prompt",
                 param=body.names["prompt"],
             )
-        template = template_of(source)
+        template = template_of(source, self.tools)
         options = template_options(template, wishes)
         with naming_fields(body.names):
             thinking = await self._thinking(options) if template.thinks else Thinking.NONE
@@ -106,6 +106,11 @@ class Gateway:
         prompt = Conversation(({"role": "user", "content": "-"},), template_options=options)
         tokens: tuple[int, ...] = await self.bridge.call(self.engine.tokenize, prompt)
         return Thinking.after(await self.bridge.call(self.engine.detokenize, tokens[-PROMPT_END:]))
+
+    async def told(self, prompt: str | Conversation) -> str | Conversation:
+        """`prompt` as a generation of it would be told to the model."""
+        template = template_of((await self.card()).chat_template, self.tools)
+        return as_text(prompt) if isinstance(prompt, Conversation) and template.tools_as_text else prompt
 
     async def status(self) -> ClusterStatus:
         return await self.bridge.call(self.engine.status)
@@ -120,17 +125,6 @@ class Gateway:
 
 def gateway_of(request: AnyRequest) -> Gateway:
     return cast(Gateway, request.app.state.gateway)
-
-
-async def read(request: AnyRequest, kind: type[F]) -> F:
-    """The request's body as `kind`. Raises RequestError or HTTPException for what is none."""
-    if request.content_type[0] not in ("application/json", ""):
-        raise HTTPException(status_code=415, detail=f"the body must be application/json, not {request.content_type[0]}")
-    try:
-        body = await request.body()
-    except InternalServerException as error:
-        raise RequestError("the client left before its request was complete") from error
-    return decode(body, kind)
 
 
 @get("/v1/models", opt={DOCUMENTED: Documentation(Models)})
@@ -157,16 +151,6 @@ async def chat_completions(request: AnyRequest) -> ASGIApp:
     return gateway.answer(body, requests, ChatFormatter(gateway.model, body, len(requests), dialect), dialect)
 
 
-@post("/v1/responses", status_code=200, opt={DOCUMENTED: Documentation(ResponseObject, ResponseBody, Event)})
-async def responses(request: AnyRequest) -> ASGIApp:
-    """Answers an input; nothing of it is kept."""
-    gateway, body = gateway_of(request), await read(request, ResponseBody)
-    gateway.check(body.model)
-    requests = (body.generation(request.auth, await gateway.deadline(body.max_time)),)
-    dialect = await gateway.dialect(body)
-    return gateway.answer(body, requests, ResponseFormatter(gateway.model, body, dialect.reader()), dialect)
-
-
 @post("/v1/completions", status_code=200, opt={DOCUMENTED: Documentation(Completion, CompletionBody, Completion)})
 async def completions(request: AnyRequest) -> ASGIApp:
     """Continues texts."""
@@ -184,12 +168,23 @@ async def _text(gateway: Gateway, prompt: str | tuple[int, ...]) -> str:
         return await gateway.bridge.call(gateway.engine.detokenize, prompt)
 
 
+@post("/v1/embeddings", opt={DOCUMENTED: Documentation(others={404: ErrorBody})})
+async def embeddings(request: AnyRequest) -> None:
+    """Says that there are none: the model writes text."""
+    raise RequestError(
+        "this server makes no embeddings",
+        f"{gateway_of(request).model!r} is a model that writes text",
+        "ask a server of an embedding model",
+        code=NO_EMBEDDINGS,
+    )
+
+
 @post("/tokenize", status_code=200, opt={DOCUMENTED: Documentation(Tokenized, TokenizeBody)})
 async def tokenize(request: AnyRequest) -> Tokenized:
     """Tells the tokens of a prompt."""
     gateway, body = gateway_of(request), await read(request, TokenizeBody)
     gateway.check(body.model)
-    text = body.text()
+    text = await gateway.told(body.text())
     with naming_fields(body.names):
         tokens: tuple[int, ...] = await gateway.bridge.call(gateway.engine.tokenize, text)
     return Tokenized(len(tokens), (await gateway.card()).context_length, tokens)

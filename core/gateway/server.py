@@ -11,21 +11,26 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, cast
 
 import trio
 import uvicorn
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from core.errors import ConfigError
+from core.gateway.answers.answer import EVENT_STREAM
 from core.gateway.app import create_app
 from core.gateway.bridge import Bridge
-from core.gateway.connections import most_connections, protocol_for
+from core.gateway.connections import Connection, most_connections, protocol_for
 from core.gateway.settings import ApiSettings
 from core.interfaces.engine import Engine
 
 GRACE = 1
 """For how many seconds the ends of answers may still be written when the server stops; then connections are cut."""
+
+FIRST_PROBES = 3
+PROBE_TICKS = 50
+"""uvicorn ticks ten times a second: a client that has closed its direction is probed at first, and then every 5 s."""
 
 KEEP_ALIVE = 60
 BACKLOG = 1024
@@ -69,6 +74,8 @@ class _Server(uvicorn.Server):
         """Requests under way, by client."""
         self._idle: dict[asyncio.Transport, tuple[float, int]] = {}
         """Since when, and with how many bytes yet to be read."""
+        self._streams: set[tuple[str, int] | None] = set()
+        """Clients that a stream of events has begun for."""
         super().__init__(
             uvicorn.Config(
                 self._answer,
@@ -90,8 +97,15 @@ class _Server(uvicorn.Server):
         self._on_startup = on_startup
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Cuts the connection of a client that does not read what it is sent, or send what it announced."""
+        """Cuts the connection of a client that does not read what it is sent, or send what it announced.
+
+        HEAD is answered as GET is, without the body.
+        """
+        client = scope["client"]
         arriving = True
+        is_head = scope.get("method") == "HEAD"
+        if is_head:
+            scope = cast(Scope, {**scope, "method": "GET"})
 
         async def patient_receive() -> Any:
             nonlocal arriving
@@ -103,15 +117,22 @@ class _Server(uvicorn.Server):
             return message
 
         async def patient_send(message: Any) -> None:
+            begins = message["type"] == "http.response.start"
+            if is_head and not begins:
+                return
+            if begins and EVENT_STREAM in message["headers"] and not is_head:
+                self._streams.add(client)
             async with self._patient(scope):
                 await send(message)
+                if is_head:
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        client = scope["client"]
         self._busy[client] += 1
         try:
             await self._app(scope, patient_receive, patient_send)
         finally:
             self._busy[client] -= 1
+            self._streams.discard(client)
             if not self._busy[client]:
                 del self._busy[client]
 
@@ -125,7 +146,15 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         self._cut_idle()
+        await self._probe_half_closed()
         return await super().on_tick(counter)
+
+    async def _probe_half_closed(self) -> None:
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection) and connection.half_closed is not None:
+                connection.half_closed += 1
+                if connection.half_closed <= FIRST_PROBES or connection.half_closed % PROBE_TICKS == 0:
+                    await connection.probe(_peer(connection.transport) in self._streams)
 
     def _cut_idle(self) -> None:
         """Cuts connections that for too long had no request under way, and read no more of an answer."""

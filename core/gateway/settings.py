@@ -1,4 +1,4 @@
-"""Who may use the API, and from where."""
+"""Who may use the API, from where, and for how long."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import re
 from dataclasses import dataclass, field
 
 from core.errors import ConfigError
+from core.gateway.dialects.forms import ToolSettings
 
 PATIENCE = 60.0
 """For how many seconds a client may neither read what it is sent nor send what it announced."""
+
+KEEP_RESPONSES = 3600.0
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
@@ -18,8 +21,9 @@ _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 class ApiSettings:
     """Without keys everyone is let in, which has to be allowed beyond this machine.
 
-    `cors_origins` are those of web pages that may ask; `patience` is in seconds, like `max_time`: how long any request
-    may take. `max_connections` None: by how many files the process may open.
+    `cors_origins` are those of web pages that may ask; `patience` is in seconds, like `max_time`, which is how long any
+    request may take, and `keep_responses`, which is how long later requests may refer to a response; 0: not at all.
+    `max_connections` None: by how many files the process may open.
     """
 
     keys: frozenset[str] = field(default=frozenset(), repr=False)
@@ -28,6 +32,8 @@ class ApiSettings:
     patience: float = PATIENCE
     max_time: float = math.inf
     max_connections: int | None = None
+    keep_responses: float = KEEP_RESPONSES
+    tools: ToolSettings = field(default_factory=ToolSettings)
 
     def __post_init__(self) -> None:
         if self.keys and self.allow_anonymous:

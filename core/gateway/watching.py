@@ -14,9 +14,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from core.gateway.answers.answer import send_stream
+from core.gateway.bodies import AnyRequest
 from core.gateway.bridge import Bridge, while_connected
 from core.gateway.openapi import DOCUMENTED, TEXT, Documentation
-from core.gateway.routes import AnyRequest, gateway_of
+from core.gateway.routes import gateway_of
 from core.interfaces.engine import Engine
 from core.interfaces.telemetry import Metric, Sample, SessionStatus
 

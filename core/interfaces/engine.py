@@ -18,24 +18,29 @@ class Conversation:
     """Chat messages, each at least {"role": ..., "content": ...}: rendered by the model's own chat template.
 
     `tools` are the functions on offer, as the OpenAI API writes them; `template_options` go to the template as they
-    are (`enable_thinking`, for instance).
+    are (`enable_thinking`, for instance). `opens_answer` ends the prompt with what begins the assistant's answer;
+    `continues_last` ends it within the last message, which the answer goes on with.
     """
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    opens_answer: bool = True
+    continues_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """What the text must be: any JSON object, JSON that fits `text` (a schema), or what the Lark grammar `text` says.
 
-    With `trigger` it holds only from the first appearance of that string on.
+    With `trigger` it holds only from the first appearance of that string on. `schemas` are those that a Lark grammar
+    has in it, each with its name: a RequestError of one that is wrong has that name as its `param`.
     """
 
     kind: Literal["json_object", "json_schema", "lark"]
     text: str = ""
     trigger: str = ""
+    schemas: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

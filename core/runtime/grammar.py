@@ -6,6 +6,7 @@ llguidance does the parsing (github.com/guidance-ai/llguidance), of JSON schemas
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -48,8 +49,10 @@ class Grammars:
             grammars.insert(0, {"name": "start", "lark_grammar": self._from_trigger(grammar)})
         matcher = LLMatcher(self._vocabulary, json.dumps({"grammars": grammars}), log_level=0)
         if matcher.is_error():
+            for name, text in grammar.schemas:
+                self._schema(text, name)
             raise RequestError(
-                "the grammar can't be compiled", _one_line(matcher.get_error()), "change it", param="grammar"
+                "the grammar can't be compiled", _without_source(matcher.get_error()), "change it", param="grammar"
             )
         matcher.compute_bitmask()
         if matcher.is_error():
@@ -65,17 +68,19 @@ class Grammars:
             case "lark":
                 return {"lark_grammar": grammar.text}
 
-    def _schema(self, text: str) -> Any:
+    def _schema(self, text: str, name: str = "") -> Any:
+        """The schema of that name, decoded. Raises RequestError where it can't be enforced."""
+        param = name or "grammar"
         try:
             schema = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise RequestError("the schema is not JSON", str(error), param="grammar") from None
+            raise RequestError("the schema is not JSON", str(error), param=param) from None
         if fault := self._fault(schema):
             raise RequestError(
-                "the JSON schema can't be enforced",
+                f"the JSON schema{f' of {name}' if name else ''} can't be enforced",
                 f"at {self._place(schema, fault) or 'its root'}: {_one_line(fault)}",
                 "change it",
-                param="grammar",
+                param=param,
             )
         return schema
 
@@ -131,25 +136,33 @@ class Grammars:
 
 
 class Matcher:
-    """How far a generation's text has come in its grammar; the Constraint of core.runtime.sampling."""
+    """How far a generation's text has come in its grammar; the Constraint of core.runtime.sampling.
+
+    A text that can't go on, where its grammar leads nowhere or has become too complex to follow, ends as it is.
+    """
 
     def __init__(self, inner: LLMatcher) -> None:
         self._inner = inner
+        self._allowed = b""
+        """A bit for each token that may come next, once that was asked."""
 
     def forbid(self, logits: Tensor) -> None:
         """Sets to -inf, in logits [vocab], those of the tokens that can't come next.
 
-        Where the text is complete, or the grammar has become too complex to follow, a token that ends it is left.
+        Where the text is complete or can't go on, a token that ends it is left.
         """
-        bits = np.frombuffer(self._inner.compute_bitmask(), dtype=np.uint8)
+        self._allowed = self._inner.compute_bitmask()
+        bits = np.frombuffer(self._allowed, dtype=np.uint8)
         forbidden = torch.from_numpy(np.unpackbits(~bits, bitorder="little")[: len(logits)]).bool()
         logits[: len(forbidden)].masked_fill_(forbidden.to(logits.device), -torch.inf)
         logits[len(forbidden) :] = -torch.inf
 
     def accept(self, token: int) -> None:
-        """Raises StageError for a token that does not fit, and where the grammar has become too complex to follow."""
-        if not self._inner.consume_token(token) or self._inner.is_error():
-            raise StageError("the text has left its grammar", _one_line(self._inner.get_error()))
+        """Raises StageError for a token that does not fit."""
+        if self._inner.is_stopped() or self._inner.consume_token(token):
+            return
+        if not self._allowed or not self._allowed[token // 8] >> token % 8 & 1:
+            raise StageError("the text has left its grammar", _without_source(self._inner.get_error()))
 
     @property
     def finished(self) -> bool:
@@ -197,6 +210,11 @@ def _parts(schema: Any) -> Iterator[tuple[str, Any]]:
 
 def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
+
+
+def _without_source(message: str) -> str:
+    """What llguidance has against a grammar, without the lines of the grammar that it prints."""
+    return re.sub(r"^at \d+\(\d+\): ", "", message.partition("\n")[0])
 
 
 def _one_line(message: str) -> str:

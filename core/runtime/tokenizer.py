@@ -26,10 +26,15 @@ _WINDOW = 8
 class Tokenizer:
     """A model's tokenizer. `eos_token_ids` are those of config.json and generation_config.json.
 
-    `eos_ids` are all tokens that end a generation: those, and the tokenizer's own.
+    `eos_ids` are all tokens that end a generation: those, and the tokenizer's own. `chat_template` takes the place of
+    the model's own.
     """
 
-    def __init__(self, inner: PreTrainedTokenizerBase, *, eos_token_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self, inner: PreTrainedTokenizerBase, *, eos_token_ids: Iterable[int] = (), chat_template: str | None = None
+    ) -> None:
+        if chat_template is not None:
+            inner.chat_template = chat_template
         self._inner = inner
         own = () if inner.eos_token_id is None else (inner.eos_token_id,)
         self.eos_ids: frozenset[int] = frozenset((*eos_token_ids, *own))
@@ -55,7 +60,8 @@ class Tokenizer:
             ids = self._inner.apply_chat_template(
                 [_in_known_role(message, source) for message in conversation.messages],
                 tools=tools,
-                add_generation_prompt=True,
+                add_generation_prompt=conversation.opens_answer,
+                continue_final_message=conversation.continues_last,
                 tokenize=True,
                 return_dict=False,
                 **conversation.template_options,

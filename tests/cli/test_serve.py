@@ -13,10 +13,12 @@ from typer.testing import CliRunner
 
 from core.cli import app
 from core.cli import serve as command
+from core.cli.chat_options import read_template
 from core.cli.serve import serving, show_progress, until_replaced
 from core.coordinator.changes import Changes
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import ConfigError, sole_error
+from core.gateway.dialects.forms import ToolFormat, ToolSettings
 from core.gateway.settings import ApiSettings
 from core.interfaces.checkpoint import Source
 from core.interfaces.engine import ClusterStatus
@@ -80,6 +82,28 @@ def test_what_becomes_of_a_lost_machine_is_told_to_the_coordinator(
     result = CliRunner().invoke(app, ["serve", "--model", "any/model", *options])
     assert result.exit_code == 0, result.output
     assert (made[0].recovery_time, made[0].rebalance, made[0].standby) == told
+
+
+def test_how_tools_are_told_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}{% generation %}{{ m }}{% endgeneration %}{% endfor %}")
+    made: list[Any] = []
+    monkeypatch.setattr(command, "CoordinatorSettings", lambda **fields: made.append(CoordinatorSettings(**fields)))
+    monkeypatch.setattr(command, "run", lambda main: None)
+    monkeypatch.setattr(command, "replace", lambda api, **fields: made.append(replace(api, **fields)))
+    options = ["--chat-template", str(template), "--tool-format", "mistral", "--tools-as-text", "--keep-responses", "5"]
+    result = CliRunner().invoke(app, ["serve", "--model", "any/model", *options])
+    assert result.exit_code == 0, result.output
+    api, settings = made
+    assert (api.tools, api.keep_responses) == (ToolSettings(ToolFormat.MISTRAL, as_text=True), 300)
+    assert settings.chat_template == template.read_text()
+
+
+def test_a_faulty_template_is_named(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}\n{{ m")
+    with pytest.raises(ConfigError, match="is no chat template: line 2"):
+        read_template(template)
 
 
 class Played:

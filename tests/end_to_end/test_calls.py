@@ -5,6 +5,7 @@ The cluster is in one process, coordinator and node included; the official clien
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -88,15 +89,57 @@ async def test_answers_fit_their_schema_and_a_bad_one_is_named(tmp_path: Path) -
         parsed = client.responses.parse(model="tiny", input="hi", text_format=Weather)
         with pytest.raises(BadRequestError) as caught:
             client.responses.create(model="tiny", input="hi", text={"format": bad})
-        tool = {"type": "function", "function": {"name": "f", "parameters": bad["schema"]}}
+        faulty = {"type": "object", "properties": {"a": bad["schema"]}}
+        tool = {"type": "function", "function": {"name": "f", "parameters": faulty}}
         with pytest.raises(BadRequestError) as called:
             client.chat.completions.create(model="tiny", messages=[USER], tools=[tool], tool_choice="required")
-        return parsed, caught.value.param, called.value.param
+        return parsed, caught.value, called.value
 
     async with served(tmp_path, HERMES) as ask:
         parsed, of_format, of_tools = await ask(talk)
     assert isinstance(parsed.output_parsed, Weather)
-    assert (of_format, of_tools) == ("text.format", "tools")
+    assert (of_format.param, of_tools.param) == ("text.format", "tools")
+    assert "JSON schema of tool 'f' can't be enforced: at /properties/a: " in of_tools.message
+    assert "start:" not in of_tools.message
+
+
+LOOSE: list[Any] = [{}, {"type": ["object", "null"]}, {"anyOf": [{"type": "object"}, {"type": "null"}]}, None]
+
+
+@pytest.mark.parametrize("template", [HERMES, MISTRAL_NAMED])
+async def test_a_function_that_is_named_is_called_once_with_an_object(tmp_path: Path, template: str) -> None:
+    """Whatever its schema would allow; what is said of no property is none."""
+
+    def talk(client: OpenAI) -> Any:
+        answers = []
+        for seed, parameters in enumerate([*LOOSE, {"properties": {"a": {"const": 1}}, "required": ["a"]}]):
+            tool: Any = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+            choice: Any = {"type": "function", "function": {"name": "f"}}
+            ask: dict[str, Any] = {"messages": [USER], "tools": [tool], "tool_choice": choice, "max_tokens": 100}
+            answers.append(client.chat.completions.create(model="tiny", seed=seed, temperature=2, **ask))
+        return answers
+
+    async with served(tmp_path, template) as ask:
+        *loose, closed = [answer.choices[0] for answer in await ask(talk)]
+    for choice in (*loose, closed):
+        assert len(choice.message.tool_calls) == 1
+        if choice.finish_reason == "tool_calls":
+            assert isinstance(json.loads(choice.message.tool_calls[0].function.arguments), dict)
+        else:
+            assert choice.message.tool_calls[0].function.arguments.startswith("{")
+    assert json.loads(closed.message.tool_calls[0].function.arguments) == {"a": 1}
+
+
+async def test_a_call_that_is_cut_leaks_no_markup(tmp_path: Path) -> None:
+    def talk(client: OpenAI) -> Any:
+        tool: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
+        ask: dict[str, Any] = {"model": "tiny", "messages": [USER], "tools": [tool], "tool_choice": "required"}
+        return [client.chat.completions.create(**ask, seed=1, max_tokens=length) for length in range(1, 12)]
+
+    async with served(tmp_path, HERMES) as ask:
+        answers = [answer.choices[0] for answer in await ask(talk)]
+    assert {answer.finish_reason for answer in answers} == {"length"}
+    assert [answer.message.content for answer in answers if answer.message.content] == []
 
 
 async def test_a_prompt_that_opens_thoughts_is_answered_with_them(tmp_path: Path) -> None:

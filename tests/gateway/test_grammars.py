@@ -68,6 +68,8 @@ def test_calls_only_are_calls_of_the_functions_with_arguments_that_fit(form: For
     assert not fits(grammar, WEATHER[form].replace("get_weather", "delete_all"))
     assert not fits(grammar, WEATHER[form].replace(PARIS, "{}"))
     assert not fits(grammar, WEATHER[form].replace(": ", ":" + " " * 50))
+    assert not fits(grammar, WEATHER[form].replace(PARIS, PARIS.replace(" ", "\u00a0")))
+    assert not fits(grammar, form.open + "\u00a0" + WEATHER[form].removeprefix(form.open))
     assert not fits(grammar, "Hello")
     assert not fits(grammar, "")
 

@@ -68,6 +68,22 @@ def test_an_answer_without_thoughts_has_no_reasoning_tokens() -> None:
     assert reader.reasoning_tokens == 0
 
 
+@pytest.mark.parametrize(
+    ("opened", "text", "reasoning", "content"),
+    [
+        (False, "<think>Hm. </thin", "Hm. ", ""),
+        (False, "<thi", "", ""),
+        (True, "Hm. <", "Hm. <", ""),
+        (True, "</t", "", ""),
+    ],
+)
+def test_of_thoughts_that_are_cut_no_markup_is_left(opened: bool, text: str, reasoning: str, content: str) -> None:
+    reader = ThoughtReader(opened=opened)
+    out = [*reader.push(text), *reader.finish(cut=True)]
+    assert "".join(piece.text for piece in out if isinstance(piece, Reasoning)) == reasoning.rstrip()
+    assert "".join(piece.text for piece in out if isinstance(piece, Content)) == content
+
+
 def test_calls_come_after_thoughts_and_never_within() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     text = f"<think>I could say {call}.</think>\n\n{call}"

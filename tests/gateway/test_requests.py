@@ -133,6 +133,42 @@ def test_a_single_stop_string() -> None:
     assert chat(stop="x").stop == ("x",)
 
 
+def test_an_answer_may_be_handed_back_as_clients_have_parsed_it() -> None:
+    call = {"name": "f", "arguments": "{}", "parsed_arguments": {"a": 1}}
+    cached = {"cache_control": {"type": "ephemeral"}}
+    said = {
+        "role": "assistant",
+        "id": "msg_1",
+        "content": None,
+        "refusal": "No.",
+        "parsed": {"a": [1]},
+        "annotations": [{"type": "url_citation"}],
+        "audio": None,
+        "function_call": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": call, "index": 0}],
+    }
+    refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "Never."}], "refusal": None}
+    user = {**USER, **cached, "content": [{"type": "text", "text": "hi", **cached}]}
+    tool = {"type": "function", "function": {"name": "f"}, **cached}
+    told = chat(messages=[user, said, refused], tools=[tool]).prompt
+    assert isinstance(told, Conversation)
+    assert [message["content"] for message in told.messages] == ["hi", "No.", "Never."]
+    assert told.messages[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
+
+
+def test_a_part_that_is_no_text_is_refused_as_such() -> None:
+    parts = [{"type": "image_url", "image_url": {"url": "x"}}]
+    with pytest.raises(RequestError, match="only text is read here") as caught:
+        chat(messages=[{"role": "user", "content": parts}])
+    assert caught.value.param == "messages[0].content[0].type"
+
+
+def test_an_answer_may_go_on_with_the_last_message() -> None:
+    told = chat(continue_final_message=True, add_generation_prompt=False).prompt
+    assert isinstance(told, Conversation)
+    assert (told.opens_answer, told.continues_last) == (False, True)
+
+
 IDLE_CHAT = {
     "n": 1,
     "logit_bias": {},
@@ -176,7 +212,6 @@ def test_fields_that_ask_for_nothing_are_accepted() -> None:
         ({"web_search_options": {}}, "web_search_options"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": {"name": "f"}}, "function_call"),
-        ({"messages": [{"role": "assistant", "content": "x", "refusal": "no"}]}, "messages[0].refusal"),
     ],
 )
 def test_known_fields_that_ask_for_something_are_refused(fields: dict[str, Any], param: str) -> None:
@@ -287,12 +322,28 @@ def test_a_chat_field_that_is_wrong_is_named(fields: dict[str, Any], param: str)
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b"null", b'{"a": NaN}', b"\xff", b'{"model": "\xff"}', b"[" * 100_000, b'{"a":' * 5_000],
+    [
+        b"\xef\xbb\xbf{}",
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"a": NaN}',
+        b"\xff",
+        b'{"model": "\xff"}',
+        b"[" * 100_000,
+        b'{"a":' * 5_000,
+    ],
 )
 def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(RequestError) as caught:
         decode(body, ChatBody)
     assert caught.value.code == "invalid_json"
+
+
+def test_a_byte_order_mark_is_named() -> None:
+    with pytest.raises(RequestError, match="byte order mark"):
+        decode(b"\xef\xbb\xbf{}", ChatBody)
 
 
 async def test_a_refused_field_is_a_400_that_names_it(client: httpx.AsyncClient, engine: Any) -> None:

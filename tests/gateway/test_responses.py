@@ -273,12 +273,44 @@ async def test_what_asks_for_nothing_is_accepted(client: httpx.AsyncClient) -> N
     assert response.json()["store"] is False
 
 
+async def test_what_a_coding_agent_sends_is_taken(client: httpx.AsyncClient, engine: Any) -> None:
+    """As Codex CLI 0.171 does: tools that can't be had are left out, and the response says which there are."""
+    engine.chat_template = QWEN3
+    hosted = [
+        {"type": "namespace", "name": "agents", "description": "", "tools": [WEATHER]},
+        {"type": "web_search", "external_web_access": False},
+        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}},
+    ]
+    text, said = {"type": "input_text", "text": "hi"}, {"type": "output_text", "text": "Hello"}
+    body = {
+        "model": "org/tiny",
+        "input": [
+            {"type": "message", "id": "msg_1", "role": "developer", "content": [text]},
+            {"type": "message", "id": "msg_2", "role": "user", "content": [text]},
+            {"type": "message", "role": "assistant", "phase": "final_answer", "content": [said]},
+            {"type": "message", "role": "user", "content": [text]},
+        ],
+        "tools": [WEATHER, *hosted],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "k",
+        "client_metadata": {"session_id": "s", "turn": {"id": 1}},
+    }
+    response = await client.post("/v1/responses", json=body)
+    assert response.status_code == 200, response.text
+    assert [tool["name"] for tool in response.json()["tools"]] == ["get_weather"]
+    (asked,) = engine.requests
+    assert [tool["function"]["name"] for tool in asked.prompt.tools] == ["get_weather"]
+    assert [message["role"] for message in asked.prompt.messages] == ["developer", "user", "assistant", "user"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "c"}, "conversation"),
-        ({"store": True}, "store"),
         ({"background": True}, "background"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"truncation": "auto"}, "truncation"),
@@ -286,11 +318,13 @@ async def test_what_asks_for_nothing_is_accepted(client: httpx.AsyncClient) -> N
         ({"prompt_cache_options": {"ttl": "30m"}}, "prompt_cache_options"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"max_tool_calls": 2}, "max_tool_calls"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
         ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
+        ({"tools": ["web_search"]}, "tools[0]"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1]"),
         ({"tools": [WEATHER]}, "tools"),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
@@ -300,7 +334,6 @@ async def test_what_asks_for_nothing_is_accepted(client: httpx.AsyncClient) -> N
         ({"input": []}, "input"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "reasoning", "id": "r", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
         ({"messages": []}, "messages"),
         ({"n": 2}, "n"),

@@ -57,7 +57,7 @@ async def test_text_comes_back(client: httpx.AsyncClient) -> None:
         ("/tokenize", {"prompt": "x", "messages": MESSAGES}, "prompt"),
         ("/tokenize", {"prompt": "x", "add_special_tokens": False}, "add_special_tokens"),
         ("/tokenize", {"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
-        ("/tokenize", {"messages": MESSAGES, "add_generation_prompt": False}, "add_generation_prompt"),
+        ("/tokenize", {"messages": MESSAGES, "continue_final_message": True}, "continue_final_message"),
         ("/tokenize", {"prompt": "x", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
         ("/tokenize", {"prompt": "x", "return_token_strs": True}, "return_token_strs"),
         ("/tokenize", {"prompt": "x", "model": "other"}, "model"),

@@ -239,3 +239,29 @@ def test_whatever_is_written_reads_the_same_wherever_it_is_cut(form: Form, force
             pieces = [text[a:b] for a, b in pairwise(places)]
             assert told(read(CallReader(form, NAMES, forced=forced), pieces)) == whole, pieces
         assert told(read(CallReader(form, NAMES, forced=forced), list(text))) == whole, text
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "content"),
+    [
+        (HERMES, "Let me look.\n<tool_call>\n", "Let me look."),
+        (HERMES, 'Let me look.\n<tool_call>\n{"name": "get_w', "Let me look."),
+        (HERMES, "Let me look.\n<tool_", "Let me look.\n"),
+        (HERMES, "1 <", "1 <"),
+        (LLAMA, '{"name": "get_weather", "para', ""),
+        (LLAMA, '{"city": ', '{"city": '),
+        (MISTRAL, '[TOOL_CALLS][{"arguments": {"city": "Par', ""),
+        (MISTRAL, "[TOOL_CA", ""),
+        (MISTRAL_NAMED, "[TOOL_CALLS]get_wea", ""),
+    ],
+)
+def test_of_a_text_that_is_cut_no_markup_is_left(form: Form, text: str, content: str) -> None:
+    for pieces in cuts(text):
+        reader = CallReader(form, NAMES)
+        out = [*(each for piece in pieces for each in reader.push(piece)), *reader.finish(cut=True)]
+        assert told(out) == (content, [])
+
+
+def test_whitespace_is_that_of_json() -> None:
+    text = '<tool_call>{"name":\u00a0"get_weather", "arguments": {}}</tool_call>'
+    assert told(read(CallReader(HERMES, NAMES), [text])) == (text, [])

@@ -48,6 +48,26 @@ def test_a_conversation_is_as_the_oracle_renders_it_with_one_bos() -> None:
     assert ids.count(oracle.bos_token_id) == 1
 
 
+@pytest.mark.parametrize(
+    ("opens", "continues", "end"), [(False, False, "[assistant]h i \n"), (False, True, "[assistant]h i ")]
+)
+def test_a_prompt_ends_as_it_is_told(opens: bool, continues: bool, end: str) -> None:
+    messages = (HELLO, {"role": "assistant", "content": "h i "})
+    oracle = oracle_with(PLAIN)
+    ids = Tokenizer(oracle).encode_chat(Conversation(messages, opens_answer=opens, continues_last=continues))
+    expected = oracle.apply_chat_template(
+        list(messages), add_generation_prompt=opens, continue_final_message=continues, tokenize=True
+    )
+    assert ids == expected["input_ids"]
+    assert oracle.decode(ids).endswith(end)
+
+
+def test_a_template_takes_the_place_of_the_models_own() -> None:
+    tokenizer = Tokenizer(oracle_with(PLAIN), chat_template="{{ messages[0].content }}!")
+    assert tokenizer.decode_whole(tokenizer.encode_chat(Conversation((HELLO,)))) == "hello!"
+    assert tokenizer.chat_template == "{{ messages[0].content }}!"
+
+
 def test_tools_and_options_reach_the_template() -> None:
     assert rendered(RICH, Conversation((HELLO,))) == "hello"
     assert rendered(RICH, Conversation((HELLO,), template_options={"enable_thinking": True})) == "hello"

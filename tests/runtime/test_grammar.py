@@ -199,6 +199,29 @@ def test_a_token_that_does_not_fit_is_an_error_of_this_session(tokenizer: Tokeni
     assert allowed(tokenizer, matcher) == tokenizer.eos_ids
 
 
+@pytest.mark.parametrize("nothing", ["/[^\\s\\S]/", "X\nX: /b/ & /c/"])
+def test_a_text_that_can_not_go_on_ends(tokenizer: Tokenizer, nothing: str) -> None:
+    matcher = Grammars(tokenizer).matcher(Grammar("lark", f'start: "a" {nothing}'))
+    matcher.accept(tokenizer.encode("a", special_tokens=False)[0])
+    assert tokenizer.eos_ids == allowed(tokenizer, matcher)
+    for _ in range(2):
+        matcher.accept(next(iter(tokenizer.eos_ids)))
+
+
+def test_a_schema_in_a_lark_grammar_is_named_and_no_grammar_is_printed() -> None:
+    schemas = {"tool 'f'": {"type": "object"}, "tool 'g'": {"properties": {"a": {"type": "x"}}}}
+    rules = [f"c{i}: %json {json.dumps(schema)}" for i, schema in enumerate(schemas.values())]
+    told = tuple((name, json.dumps(schema)) for name, schema in schemas.items())
+    with pytest.raises(RequestError) as caught:
+        Grammars(TOKENIZERS["byte-level"]).matcher(Grammar("lark", "\n".join(["start: c0 | c1", *rules]), schemas=told))
+    assert str(caught.value).startswith("the JSON schema of tool 'g' can't be enforced: at /properties/a: Invalid type")
+    assert caught.value.param == "tool 'g'"
+    with pytest.raises(RequestError) as caught:
+        Grammars(TOKENIZERS["byte-level"]).matcher(Grammar("lark", "start: c0\nc0: missing"))
+    assert "\n" not in str(caught.value)
+    assert "start:" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("schema", "place", "told"),
     [

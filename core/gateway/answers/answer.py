@@ -16,8 +16,9 @@ from core.gateway.bridge import Bridge, closing, while_connected, with_silences
 from core.gateway.errors import explain, naming_fields
 from core.interfaces.engine import Delta, Engine, GenerationRequest
 
+EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+    EVENT_STREAM,
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]

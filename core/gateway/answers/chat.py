@@ -67,7 +67,7 @@ class ChatFormatter(ChoicesFormatter):
         reader, delta = self._readers[step.index], step.delta
         pieces = reader.push(delta.text, delta.tokens)
         self.tally.count(step.index, step.generation, delta.tokens, reader.reasoning_tokens)
-        return pieces + reader.finish() if delta.finish_reason else pieces
+        return pieces + reader.finish(cut=delta.finish_reason == "length") if delta.finish_reason else pieces
 
     def _reason(self, index: int, reason: EndReason) -> FinishReason:
         return "tool_calls" if reason == "stop" and self._readers[index].called else reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -57,10 +57,16 @@ def _frame(event: ResponseEvent) -> bytes:
 
 
 class ResponseFormatter(Formatter):
-    """Whole or streamed, the response is built event by event."""
+    """Whole or streamed, the response is built event by event.
 
-    def __init__(self, model: str, body: ResponseBody, reader: Reader) -> None:
+    `keep`, where it is to be kept, is called with it at its end: before the client may refer to it.
+    """
+
+    def __init__(
+        self, model: str, body: ResponseBody, reader: Reader, keep: Callable[[ResponseObject], None] | None = None
+    ) -> None:
         self._reader = reader
+        self._keep = keep
         self._number = -1
         self._last: Step | None = None
         self._response = ResponseObject(
@@ -78,6 +84,8 @@ class ResponseFormatter(Formatter):
             tools=body.tools,
             top_p=body.top_p,
             user=body.user,
+            previous_response_id=body.previous_response_id,
+            store=keep is not None,
         )
 
     def whole(self, outcomes: Sequence[Outcome]) -> ResponseObject:
@@ -109,10 +117,10 @@ class ResponseFormatter(Formatter):
         return self._tell(self._reader.push(step.delta.text, step.delta.tokens))
 
     def _closing(self) -> Iterator[ResponseEvent]:
-        yield from self._tell(self._reader.finish())
+        is_cut = self._last is not None and self._last.delta.finish_reason == "length"
+        yield from self._tell(self._reader.finish(cut=is_cut))
         if not self._response.output:
             yield from self._open_message()
-        is_cut = self._last is not None and self._last.delta.finish_reason == "length"
         yield from self._close("incomplete" if is_cut else "completed")
         self._response.usage = self._usage()
         self._response.status = "incomplete" if is_cut else "completed"
@@ -120,10 +128,11 @@ class ResponseFormatter(Formatter):
             self._response.incomplete_details = IncompleteDetails(
                 "max_time" if self.out_of_time else "max_output_tokens"
             )
-            yield self._numbered(ResponseIncomplete, response=self._response)
         else:
             self._response.completed_at = int(time.time())
-            yield self._numbered(ResponseCompleted, response=self._response)
+        if self._keep is not None:
+            self._keep(self._response)
+        yield self._numbered(ResponseIncomplete if is_cut else ResponseCompleted, response=self._response)
 
     def _tell(self, pieces: Iterable[Piece]) -> Iterator[ResponseEvent]:
         for piece in pieces:

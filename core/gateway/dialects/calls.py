@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from core.gateway.dialects.forms import Form
-from core.gateway.dialects.pieces import CallArguments, CallBegins, Content, Piece, settled
+from core.gateway.dialects.pieces import CallArguments, CallBegins, Content, Piece, settled, without_begun
 
 _STRING = r'"(?:[^"\\]|\\.){0,200}"'
 """A key or a name: no longer than that, or an unfinished one would be read again with each piece of it."""
+_WS = r"[ \t\r\n]*"
+"""What JSON calls whitespace."""
 _HEAD = re.compile(
-    rf'\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)',
+    rf'\{{{_WS}(?:"type"{_WS}:{_WS}"function"{_WS},{_WS})?"name"{_WS}:{_WS}({_STRING}){_WS},'
+    rf'{_WS}"(?:arguments|parameters)"{_WS}:{_WS}(?=\{{)',
     re.DOTALL,
 )
-_FIRST_KEY = re.compile(rf"\{{\s*(?:({_STRING})|[^\s\"])", re.DOTALL)
+_FIRST_KEY = re.compile(rf"\{{{_WS}(?:({_STRING})|[^ \t\r\n\"])", re.DOTALL)
 _KEYS = {'"name"', '"type"', '"id"', '"arguments"', '"parameters"'}
 _MAX_BEFORE_ARGUMENTS = 160
 _NAMED = r"([\w.-]{{1,64}})(?:\[CALL_ID\]\w{{1,64}})?(?:{mark})?\s*(?=\{{)"
@@ -60,9 +63,13 @@ class CallReader:
             if self._state == state:
                 return pieces
 
-    def finish(self) -> list[Piece]:
-        """What was held back, once no text follows."""
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        """What was held back, once no text follows. Of a text that was `cut`, what began as a call is left out."""
         pieces: list[Piece] = []
+        if cut and self._state == self._head:
+            self._held = ""
+        elif cut and self._state == self._outside:
+            self._held = without_begun(self._form.open, self._held)
         while self._state == self._head:
             pieces += [*self._no_call(), *self.push("")]
         if self._state == self._outside and self._held and not (self.called and self._held.isspace()):

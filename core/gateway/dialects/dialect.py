@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from core.errors import RequestError
+from core.gateway.dialects.as_text import as_text
 from core.gateway.dialects.calls import CallReader
-from core.gateway.dialects.grammars import Function, answer_only, answer_or_calls, calls_only, strict_calls
+from core.gateway.dialects.grammars import ANSWER, Function, answer_only, answer_or_calls, calls_only, strict_calls
 from core.gateway.dialects.reader import Reader
 from core.gateway.dialects.template import Template
 from core.gateway.dialects.thinking import Thinking, ThoughtReader
+from core.gateway.errors import naming_fields
 from core.interfaces.engine import Conversation, GenerationRequest, Grammar
 
 
@@ -64,34 +66,43 @@ class Dialect:
     """Raises RequestError for wishes that this model can't honour."""
 
     def __init__(self, template: Template, wishes: Wishes, options: Mapping[str, Any], thinking: Thinking) -> None:
-        if wishes.functions and template.form is None:
+        if wishes.functions and not template.takes_tools:
             raise RequestError(
                 "this model can't be given functions to call",
                 "its chat template has no tool calls, or has them in a form that isn't known here",
-                "leave 'tools' out",
+                "leave 'tools' out, or have the host give core serve a template like those of Hermes, Qwen, Llama 3.1 "
+                "or Mistral (--chat-template FILE), the form of its calls (--tool-format), or --tools-as-text",
                 param="tools",
                 code="unsupported_parameter",
             )
+        self._as_text = template.tools_as_text
         self._form = template.form if wishes.functions else None
         self._one = wishes.one or (self._form is not None and self._form.single)
         self._wishes = wishes
         self._options = options
         self._thinking = thinking
-        self._grammar = self._held_to()
+        with naming_fields(self.names):
+            self._grammar = self._held_to()
 
     @property
-    def grammar_field(self) -> str:
-        """The request's field whose wishes the grammar is for, where there is one."""
-        return "tools" if self._wishes.schema is None or self._wishes.required else self._wishes.schema_field
+    def names(self) -> dict[str, str]:
+        """The request's fields that the grammar and the schemas in it are for: see `naming_fields`."""
+        of_tools = {function.schema_name: "tools" for function in self._wishes.functions}
+        field = "tools" if self._wishes.schema is None or self._wishes.required else self._wishes.schema_field
+        return {"grammar": field, ANSWER: self._wishes.schema_field, **of_tools}
 
     def ask(self, request: GenerationRequest) -> GenerationRequest:
         """The request of a conversation, with the functions on offer and the grammar that the wishes need."""
         if not isinstance(request.prompt, Conversation):
             return request
-        tools = tuple(function.told() for function in self._wishes.functions)
-        prompt = replace(request.prompt, tools=tools, template_options=self._options)
         marked = self._form is not None or self._thinking is not Thinking.NONE
-        return replace(request, prompt=prompt, grammar=self._grammar, special_tokens=marked)
+        return replace(request, prompt=self.told(request.prompt), grammar=self._grammar, special_tokens=marked)
+
+    def told(self, conversation: Conversation) -> Conversation:
+        """The conversation with the functions on offer, and what else the template is told."""
+        tools = tuple(function.told() for function in self._wishes.functions)
+        told = replace(conversation, tools=tools, template_options=self._options)
+        return as_text(told) if self._as_text else told
 
     def reader(self) -> Reader:
         """A fresh one, for one generation's text."""

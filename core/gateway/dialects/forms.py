@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import string
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -60,3 +61,33 @@ def form_of(template: str) -> Form | None:
     if LLAMA.open in template or ("ipython" in template and '"parameters": ' in template):
         return LLAMA
     return None
+
+
+class ToolFormat(StrEnum):
+    """What the host may call a form."""
+
+    HERMES = "hermes"
+    LLAMA = "llama"
+    MISTRAL = "mistral"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSettings:
+    """What the host says of tools: the `format` of calls, None for the one that the chat template teaches; and whether
+    they are told `as_text` where the template has no place for them.
+    """
+
+    format: ToolFormat | None = None
+    as_text: bool = False
+
+    def form(self, template: str) -> Form | None:
+        """The form of calls with a chat template that has a place for tools."""
+        match self.format:
+            case None:
+                return form_of(template)
+            case ToolFormat.HERMES:
+                return HERMES
+            case ToolFormat.LLAMA:
+                return LLAMA
+            case ToolFormat.MISTRAL:
+                return MISTRAL_NAMED if MISTRAL.named in template else MISTRAL

@@ -13,17 +13,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.gateway.dialects.forms import Form
+from core.gateway.dialects.schemas import enforced, enforced_arguments
 from core.gateway.dialects.thinking import CLOSE, OPEN, Thinking
 from core.interfaces.engine import Grammar
 
+ANSWER = "the answer"
+"""What errors call the schema of an answer."""
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _BLANKS = r"[ \n\r\t]{1,40}"
 """Between what JSON is made of. It ends: a model that is unsure likes to go on with blanks."""
-_SPACE = r"ws: /\s{0,4}/"
+_SPACE = r"ws: /[ \t\r\n]{0,4}/"
 _THOUGHT = rf"""thought: {json.dumps(OPEN)} thoughts
 thoughts[suffix={json.dumps(CLOSE)}]: /(.|\n)*/"""
 _PLAIN = r"plain: /\s*[^{\s](.|\n)*/"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSchema:
+    """A schema as `enforced` makes it, and what errors call it."""
+
+    name: str
+    schema: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +45,11 @@ class Function:
     parameters: Mapping[str, Any] | None = None
     strict: bool = False
 
+    @property
+    def schema_name(self) -> str:
+        """What errors call the schema of its arguments."""
+        return f"tool {self.name!r}"
+
     def told(self) -> dict[str, Any]:
         """The function as templates expect it: all that they look at is there."""
         parameters = {"type": "object", "properties": {}} if self.parameters is None else dict(self.parameters)
@@ -44,26 +59,29 @@ class Function:
 
 def calls_only(form: Form, functions: Sequence[Function], thinking: Thinking, *, one: bool) -> Grammar:
     """Nothing but calls, and one at least; thoughts may come before them."""
-    start = f"{_literal(form.open)}? ws {_calls(form, one=one)}"
-    return _after_thoughts(start, _call_rules(form, functions), thinking)
+    calls = _Calls(form, functions)
+    return _after_thoughts(f"{_literal(form.open)}? ws {calls.start(one=one)}", calls.rules, thinking, calls.schemas)
 
 
 def answer_or_calls(
     schema: Mapping[str, Any], form: Form, functions: Sequence[Function], thinking: Thinking, *, one: bool
 ) -> Grammar:
     """JSON of `schema`, or calls; thoughts may come before either. Not for forms whose calls have no marker."""
-    rules = [f"answer: {_json(schema)}", *_call_rules(form, functions)]
-    return _after_thoughts(f"answer | {_literal(form.open)} ws {_calls(form, one=one)}", rules, thinking)
+    calls, answer = _Calls(form, functions), _answer(schema)
+    start = f"answer | {_literal(form.open)} ws {calls.start(one=one)}"
+    rules = [f"answer: {_json(answer.schema)}", *calls.rules]
+    return _after_thoughts(start, rules, thinking, [answer, *calls.schemas])
 
 
 def answer_only(schema: Mapping[str, Any], thinking: Thinking) -> Grammar:
     """JSON of `schema`; thoughts may come before it."""
+    answer = _answer(schema)
     if thinking is Thinking.POSSIBLE:
-        return _after_thoughts("answer", [f"answer: {_json(schema)}"], thinking)
+        return _after_thoughts("answer", [f"answer: {_json(answer.schema)}"], thinking, [answer])
     trigger = CLOSE if thinking is Thinking.OPENED else ""
     if schema is ANY_OBJECT:
         return Grammar("json_object", trigger=trigger)
-    return Grammar("json_schema", json.dumps(schema), trigger)
+    return Grammar("json_schema", json.dumps(answer.schema), trigger)
 
 
 def strict_calls(form: Form, functions: Sequence[Function], *, one: bool) -> Grammar:
@@ -71,53 +89,65 @@ def strict_calls(form: Form, functions: Sequence[Function], *, one: bool) -> Gra
 
     Where calls have no marker, that is whatever begins with a brace.
     """
-    rules = _call_rules(form, functions)
+    calls = _Calls(form, functions)
     if form.bare:
-        return _lark(f"(plain | {_calls(form, one=one)})?", [_PLAIN, *rules])
-    return _lark(f"ws {_calls(form, one=one)}", rules, trigger=form.open)
+        return _lark(f"(plain | {calls.start(one=one)})?", [_PLAIN, *calls.rules], calls.schemas)
+    return _lark(f"ws {calls.start(one=one)}", calls.rules, calls.schemas, trigger=form.open)
 
 
-def _after_thoughts(start: str, rules: Sequence[str], thinking: Thinking) -> Grammar:
+def _answer(schema: Mapping[str, Any]) -> NamedSchema:
+    return NamedSchema(ANSWER, enforced(schema))
+
+
+def _after_thoughts(start: str, rules: Sequence[str], thinking: Thinking, schemas: Sequence[NamedSchema]) -> Grammar:
     match thinking:
         case Thinking.OPENED:
-            return _lark(f"ws ({start})", rules, trigger=CLOSE)
+            return _lark(f"ws ({start})", rules, schemas, trigger=CLOSE)
         case Thinking.POSSIBLE:
-            return _lark(f"thought? ws ({start})", [_THOUGHT, *rules])
+            return _lark(f"thought? ws ({start})", [_THOUGHT, *rules], schemas)
         case _:
-            return _lark(start, rules)
+            return _lark(start, rules, schemas)
 
 
-def _calls(form: Form, *, one: bool) -> str:
-    """Calls from behind the first `open` on."""
-    open, close = _literal(form.open), _literal(form.close)
+class _Calls:
+    """Rules of calls of `functions`, and the schemas in them."""
+
+    def __init__(self, form: Form, functions: Sequence[Function]) -> None:
+        self._form = form
+        self.schemas = [NamedSchema(each.schema_name, enforced_arguments(each.parameters)) for each in functions]
+        names = [f"call_{i}" for i in range(len(functions))]
+        calls = zip(names, functions, self.schemas, strict=True)
+        self.rules = [
+            f"call: {' | '.join(names)}",
+            *(f"{name}: {_call(form, function.name, own.schema)}" for name, function, own in calls),
+        ]
+
+    def start(self, *, one: bool) -> str:
+        """Calls from behind the first `open` on."""
+        form = self._form
+        open, close = _literal(form.open), _literal(form.close)
+        if form.prefers_named:
+            first, more = "call", f"({open} call)*"
+        elif form.separator:
+            first, more = "call", f"(ws {_literal(form.separator)} ws call)*"
+        elif form.close:
+            first, more = f"call ws {close}", f"(ws {open} ws call ws {close})*"
+        else:
+            first, more = "call", ""
+        calls = first if one else f"{first} {more}"
+        return f'"[" {calls} "]"' if form.bracket and not form.prefers_named else calls
+
+
+def _call(form: Form, name: str, arguments: Mapping[str, Any]) -> str:
     if form.prefers_named:
-        first, more = "call", f"({open} call)*"
-    elif form.separator:
-        first, more = "call", f"(ws {_literal(form.separator)} ws call)*"
-    elif form.close:
-        first, more = f"call ws {close}", f"(ws {open} ws call ws {close})*"
-    else:
-        first, more = "call", ""
-    calls = first if one else f"{first} {more}"
-    return f'"[" {calls} "]"' if form.bracket and not form.prefers_named else calls
+        return f"{_literal(name + form.named)} {_json(arguments)}"
+    head = f'{{"name": {json.dumps(name)}, "{form.arguments}": '
+    return f'{_literal(head)} {_json(arguments)} "}}"'
 
 
-def _call_rules(form: Form, functions: Sequence[Function]) -> list[str]:
-    names = [f"call_{i}" for i in range(len(functions))]
-    calls = [f"{name}: {_call(form, function)}" for name, function in zip(names, functions, strict=True)]
-    return [f"call: {' | '.join(names)}", *calls]
-
-
-def _call(form: Form, function: Function) -> str:
-    arguments = _json(_NO_PARAMETERS if function.parameters is None else function.parameters)
-    if form.prefers_named:
-        return f"{_literal(function.name + form.named)} {arguments}"
-    head = f'{{"name": {json.dumps(function.name)}, "{form.arguments}": '
-    return f'{_literal(head)} {arguments} "}}"'
-
-
-def _lark(start: str, rules: Sequence[str], trigger: str = "") -> Grammar:
-    return Grammar("lark", "\n".join((f"start: {start}", _SPACE, *rules, "")), trigger)
+def _lark(start: str, rules: Sequence[str], schemas: Sequence[NamedSchema], trigger: str = "") -> Grammar:
+    text = "\n".join((f"start: {start}", _SPACE, *rules, ""))
+    return Grammar("lark", text, trigger, tuple((each.name, json.dumps(each.schema)) for each in schemas))
 
 
 def _literal(text: str) -> str:

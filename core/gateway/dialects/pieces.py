@@ -42,6 +42,12 @@ def beginning_of(marker: str, text: str) -> int:
     return next((n for n in lengths if marker.startswith(text[-n:])), 0)
 
 
+def without_begun(marker: str, text: str) -> str:
+    """`text` without a beginning of `marker` at its end; a single character may as well be text."""
+    length = beginning_of(marker, text)
+    return text[:-length] if length > 1 else text
+
+
 def settled(text: str, marker: str) -> int:
     """How much of `text` can be told apart from `marker` and from whitespace around it, whatever follows."""
     return len(text[: len(text) - beginning_of(marker, text)].rstrip())

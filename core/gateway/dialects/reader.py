@@ -30,10 +30,10 @@ class Reader:
             self.reasoning_tokens = tokens
         return pieces
 
-    def finish(self) -> list[Piece]:
-        """What was held back, once no text follows."""
-        pieces = self._with_calls(self._thoughts.finish()) if self._thoughts else []
-        return pieces + self._calls.finish() if self._calls else pieces
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        """What was held back, once no text follows. Of a text that was cut, markup that has only begun is left out."""
+        pieces = self._with_calls(self._thoughts.finish(cut=cut)) if self._thoughts else []
+        return pieces + self._calls.finish(cut=cut) if self._calls else pieces
 
     def _with_calls(self, pieces: list[Piece]) -> list[Piece]:
         if self._calls is None:

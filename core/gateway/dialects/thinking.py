@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from core.gateway.dialects.pieces import Content, Piece, Reasoning, settled
+from core.gateway.dialects.pieces import Content, Piece, Reasoning, settled, without_begun
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -64,9 +64,11 @@ class ThoughtReader:
             self._held = ""
         return pieces
 
-    def finish(self) -> list[Piece]:
-        """What was held back, once no text follows."""
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        """What was held back, once no text follows. Of a text that was cut, a marker that only began is left out."""
         held, self._held = self._held, ""
+        if cut:
+            held = without_begun(CLOSE if self.thinking else OPEN, held)
         if self.thinking:
             held = held.rstrip() if self._begun else held.strip()
             return [Reasoning(held)] if held else []

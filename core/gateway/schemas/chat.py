@@ -11,11 +11,13 @@ from core.errors import RequestError
 from core.gateway.dialects.dialect import Wishes
 from core.gateway.schemas.common import IN_MEMORY, INT32, MAX_TOP_LOGPROBS, Body, Usage
 from core.gateway.schemas.decoding import Idle
+from core.gateway.schemas.foreign import with_format
 from core.gateway.schemas.messages import Messages, conversation
 from core.gateway.schemas.tools import (
     MAX_FUNCTIONS,
     AnswerCall,
     CallDelta,
+    ChosenFunction,
     Effort,
     FunctionTool,
     ResponseFormat,
@@ -32,12 +34,16 @@ Count = Annotated[int, Meta(ge=1, le=INT32)]
 class ChatBody(Body, kw_only=True):
     """`max_completion_tokens` is the newer name of `max_tokens`.
 
-    `metadata`, `safety_identifier` and `prompt_cache_key` are accepted, and change nothing.
+    `metadata`, `safety_identifier` and `prompt_cache_key` are accepted, and change nothing. With
+    `continue_final_message`, which goes with `add_generation_prompt` false, the answer goes on with the last message.
     """
 
     idle: ClassVar[Idle] = {
+        **Body.idle,
+        "add_special_tokens": (False,),
         "audio": (),
         "function_call": ("none", "auto"),
+        "echo": (False,),
         "functions": ([],),
         "modalities": (["text"],),
         "moderation": (),
@@ -53,9 +59,7 @@ class ChatBody(Body, kw_only=True):
         **Body.idle_inside,
         "messages": {
             "function_call": (),
-            "refusal": (),
             "audio": (),
-            "annotations": ([],),
         },
     }
 
@@ -66,6 +70,8 @@ class ChatBody(Body, kw_only=True):
     response_format: ResponseFormat | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool = False
@@ -73,6 +79,10 @@ class ChatBody(Body, kw_only=True):
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    @classmethod
+    def spelled_out(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        return with_format(super().spelled_out(fields))
 
     @property
     def names(self) -> dict[str, str]:
@@ -91,14 +101,14 @@ class ChatBody(Body, kw_only=True):
         return Wishes(
             functions=callable_functions,
             required=required,
-            one=not self.parallel_tool_calls,
+            one=not self.parallel_tool_calls or isinstance(self.tool_choice, ChosenFunction),
             schema=schema_of(self.response_format),
             effort=self.reasoning_effort,
             options=self.chat_template_kwargs,
         )
 
     def _prompts(self) -> list[Conversation]:
-        return [conversation(self.messages)]
+        return [conversation(self.messages, self.add_generation_prompt, self.continue_final_message)]
 
     def _limit(self) -> int | None:
         limits = {self.max_tokens, self.max_completion_tokens} - {None}

@@ -2,19 +2,20 @@
 
 Field names and meanings follow the OpenAI API reference (platform.openai.com/docs/api-reference). Of vLLM's
 extensions there are top_k, min_p, repetition_penalty, stop_token_ids and ignore_eos; max_time is that of transformers'
-GenerationConfig.
+GenerationConfig. What other servers call otherwise is in `foreign.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from msgspec import Meta, Struct, field
 
 from core.errors import RequestError
 from core.gateway.schemas.decoding import Fields, Idle
+from core.gateway.schemas.foreign import IDLE, INSTEAD, ours
 from core.interfaces.engine import Conversation, GenerationRequest
 
 MAX_CHOICES = 16
@@ -53,7 +54,9 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 class Body(Fields, kw_only=True):
     """A request for generations. `user` is accepted, and changes nothing."""
 
+    idle: ClassVar[Idle] = IDLE
     idle_inside: ClassVar[Mapping[str, Idle]] = {"stream_options": {"include_obfuscation": (False,)}}
+    instead: ClassVar[Mapping[str, str]] = INSTEAD
 
     model: str
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
@@ -73,6 +76,10 @@ class Body(Fields, kw_only=True):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
+
+    @classmethod
+    def spelled_out(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        return ours(fields)
 
     @property
     def include_usage(self) -> bool:

@@ -23,7 +23,7 @@ class CompletionBody(Body, kw_only=True):
     `echo` puts the prompt before each choice's text, and with `logprobs` its tokens before the choice's own.
     """
 
-    idle: ClassVar[Idle] = {"suffix": ("",)}
+    idle: ClassVar[Idle] = {**Body.idle, "suffix": ("",)}
 
     prompt: str | list[str | TokenId | list[TokenId]]
     max_tokens: Annotated[int, Meta(ge=0, le=INT32)] = 16

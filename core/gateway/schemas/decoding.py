@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias, TypeVar
@@ -16,10 +17,14 @@ Idle: TypeAlias = Mapping[str, tuple[Any, ...]]
 
 
 class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A body's fields; `idle` are those it lacks, `idle_inside` those that the objects in a field lack."""
+    """A body's fields; `idle` are those it lacks, `idle_inside` those that the objects in a field lack.
+
+    `instead` says of such and of unknown fields what to use.
+    """
 
     idle: ClassVar[Idle] = {}
     idle_inside: ClassVar[Mapping[str, Idle]] = {}
+    instead: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def spelled_out(cls, fields: dict[str, Any]) -> dict[str, Any]:
@@ -27,11 +32,22 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
         return fields
 
 
+_NOTHING: Mapping[str, str] = {}
+_BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_BE, codecs.BOM_UTF16_LE)
+_VALUE = "invalid_value"
+
 F = TypeVar("F", bound=Fields)
 
 
 def decode(body: bytes, kind: type[F]) -> F:
     """A request's JSON as `kind`. Raises RequestError naming the field that is wrong, unknown or not supported."""
+    if body.startswith(_BYTE_ORDER_MARKS):
+        raise RequestError(
+            "the body begins with a byte order mark (BOM)",
+            "JSON has none",
+            "send UTF-8 without it",
+            code="invalid_json",
+        )
     try:
         fields = msgspec.json.decode(body)
     except (ValueError, RecursionError) as error:
@@ -41,11 +57,11 @@ def decode(body: bytes, kind: type[F]) -> F:
     try:
         return msgspec.convert(_without_idle(kind.spelled_out(fields), kind), kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _naming_the_field(error) from error
+        raise _naming_the_field(error, kind.instead) from error
 
 
 def _without_idle(fields: dict[str, Any], kind: type[Fields]) -> dict[str, Any]:
-    kept: dict[str, Any] = _drop(fields, kind.idle, "")
+    kept: dict[str, Any] = _drop(fields, kind.idle, "", kind.instead)
     for name in kind.idle_inside.keys() & kept.keys():
         idle = kind.idle_inside[name]
         match kept[name]:
@@ -56,7 +72,7 @@ def _without_idle(fields: dict[str, Any], kind: type[Fields]) -> dict[str, Any]:
     return kept
 
 
-def _drop(fields: Any, idle: Idle, where: str) -> Any:
+def _drop(fields: Any, idle: Idle, where: str, instead: Mapping[str, str] = _NOTHING) -> Any:
     """`fields` without nulls and without what is idle; anything but an object is left to be refused as such."""
     if not isinstance(fields, dict):
         return fields
@@ -65,7 +81,7 @@ def _drop(fields: Any, idle: Idle, where: str) -> Any:
         if not any(_same(kept[name], nothing) for nothing in idle[name]):
             raise RequestError(
                 f"'{where}{name}' is not supported",
-                hint=f"leave it out, or send {idle_values(idle[name])}",
+                hint=instead.get(name, f"leave it out, or send {idle_values(idle[name])}"),
                 param=where + name,
                 code="unsupported_parameter",
             )
@@ -83,10 +99,11 @@ def _same(value: Any, other: Any) -> bool:
 
 
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*?)(?:\[\.\.\.\])?`)?", re.DOTALL)
+_PART = re.compile(r"(?:content|output)\[\d+\]\.type$")
 _FIELD = re.compile(r"Object (?P<how>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
 
 
-def _naming_the_field(error: msgspec.ValidationError) -> RequestError:
+def _naming_the_field(error: msgspec.ValidationError, instead: Mapping[str, str]) -> RequestError:
     """msgspec says where in the text of its errors alone: `... - at `$.messages[0].role``."""
     place = _PLACE.fullmatch(str(error))
     what, path = (place["what"], place["path"] or "") if place else (str(error), "")
@@ -94,5 +111,13 @@ def _naming_the_field(error: msgspec.ValidationError) -> RequestError:
         param = f"{path}.{field['name']}".lstrip(".")
         if field["how"] == "missing required":
             return RequestError(f"'{param}' is missing", param=param, code="missing_required_parameter")
+        if param in instead:
+            return RequestError(
+                f"'{param}' is not supported", hint=instead[param], param=param, code="unsupported_parameter"
+            )
         return RequestError(f"'{param}' is not a known field", param=param, code="unknown_parameter")
-    return RequestError(f"'{path}' is not valid", what, param=path, code="invalid_value")
+    if _PART.search(path):
+        return RequestError(
+            f"'{path}' is not supported", what, "only text is read here: leave the part out", param=path, code=_VALUE
+        )
+    return RequestError(f"'{path}' is not valid", what, param=path, code=_VALUE)

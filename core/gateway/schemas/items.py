@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from core.gateway.schemas.messages import told, told_call
+from core.gateway.schemas.messages import RefusalPart, told, told_call
 from core.interfaces.engine import Conversation
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
@@ -17,11 +18,12 @@ class InputText(Struct, forbid_unknown_fields=True, tag_field="type", tag="input
 
 
 class OutputTextPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="output_text"):
-    """What an earlier response said."""
+    """What an earlier response said; its text alone is told."""
 
     text: str
-    annotations: Annotated[list[Any], Meta(max_length=0)] = field(default_factory=list)
-    logprobs: Annotated[list[Any], Meta(max_length=0)] | None = None
+    annotations: list[Any] = field(default_factory=list)
+    logprobs: list[Any] | None = None
+    parsed: Any = None
 
 
 class ReasoningText(Struct, forbid_unknown_fields=True, tag_field="type", tag="reasoning_text"):
@@ -29,18 +31,23 @@ class ReasoningText(Struct, forbid_unknown_fields=True, tag_field="type", tag="r
 
 
 class MessageItem(Struct, forbid_unknown_fields=True, tag_field="type", tag="message"):
-    """Of the user, or of the model as an earlier response had it. Its `type` may be left out."""
+    """Of the user, or of the model as an earlier response had it. Its `type` may be left out.
+
+    `phase` is a label of OpenAI's for what the model said; it changes nothing.
+    """
 
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputText | OutputTextPart]
+    content: str | list[InputText | OutputTextPart | RefusalPart]
     id: str | None = None
     status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
 
 
 class FunctionCallItem(Struct, forbid_unknown_fields=True, tag_field="type", tag="function_call"):
     call_id: str
     name: str
     arguments: str
+    parsed_arguments: Any = None
     id: str | None = None
     status: Status | None = None
 
@@ -61,10 +68,17 @@ class ReasoningItem(Struct, forbid_unknown_fields=True, tag_field="type", tag="r
     status: Status | None = None
 
 
+class ItemReference(Struct, forbid_unknown_fields=True, tag_field="type", tag="item_reference"):
+    """An item of an earlier response, or of its input, that is kept here. Its `type` may be left out."""
+
+    id: str
+
+
 InputItem: TypeAlias = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+GivenItem: TypeAlias = InputItem | ItemReference
 
 
-def conversation_of(instructions: str | None, given: str | list[InputItem]) -> Conversation:
+def conversation_of(instructions: str | None, items: Sequence[InputItem]) -> Conversation:
     """What the model's template is given: what the assistant thought, said and called in a row is one message.
 
     Raises RequestError for too much text.
@@ -72,7 +86,7 @@ def conversation_of(instructions: str | None, given: str | list[InputItem]) -> C
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
-    for item in [MessageItem("user", given)] if isinstance(given, str) else given:
+    for item in items:
         _append(messages, item)
     return told(messages, "input")
 

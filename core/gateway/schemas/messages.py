@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 
+from core.errors import RequestError
 from core.gateway.schemas.common import require_short
 from core.interfaces.engine import Conversation
 
@@ -15,34 +17,54 @@ MAX_MESSAGES = 4096
 
 
 class TextPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """`cache_control`, an option of other servers, changes nothing."""
+
     text: str
+    cache_control: dict[str, Any] | None = None
+
+
+class RefusalPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="refusal"):
+    """What the model said to refuse, which is text as well."""
+
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
 
 
 Content: TypeAlias = str | list[TextPart]
+Said: TypeAlias = str | list[TextPart | RefusalPart]
 
 
-class SystemMessage(Struct, forbid_unknown_fields=True, tag_field="role", tag="system"):
-    content: Content
+class _Message(Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role"):
+    """`id`, and `cache_control`, an option of other servers, change nothing."""
+
     name: str | None = None
+    id: str | None = None
+    cache_control: dict[str, Any] | None = None
 
 
-class DeveloperMessage(Struct, forbid_unknown_fields=True, tag_field="role", tag="developer"):
+class SystemMessage(_Message, tag="system"):
+    content: Content
+
+
+class DeveloperMessage(_Message, tag="developer"):
     """A system message, to templates that know no developer."""
 
     content: Content
-    name: str | None = None
 
 
-class UserMessage(Struct, forbid_unknown_fields=True, tag_field="role", tag="user"):
+class UserMessage(_Message, tag="user"):
     content: Content
-    name: str | None = None
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):
-    """`arguments` is a JSON object's text."""
+    """`arguments` is a JSON object's text; what a client has `parsed_arguments` as changes nothing."""
 
     name: str
     arguments: str
+    parsed_arguments: Any = None
 
 
 class ToolCall(Struct, forbid_unknown_fields=True, tag_field="type", tag="function"):
@@ -53,33 +75,48 @@ class ToolCall(Struct, forbid_unknown_fields=True, tag_field="type", tag="functi
     index: int | None = None
 
 
-class AssistantMessage(Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
-    """What the model said before; a `content` that is null or absent is empty.
+class AssistantMessage(_Message, tag="assistant"):
+    """What the model said before; a `refusal` is told like `content`, either of which may be null or absent.
 
-    Whether the model is told what it thought, `reasoning_content`, is up to its chat template.
+    Whether the model is told what it thought, `reasoning_content`, is up to its chat template. An answer may be handed
+    back whole: what a client has `parsed` it as, and its `annotations`, change nothing.
     """
 
-    content: Content | None = None
-    name: str | None = None
+    content: Said | None = None
     tool_calls: Sequence[ToolCall] = ()
     reasoning_content: str | None = None
+    refusal: str | None = None
+    parsed: Any = None
+    annotations: list[Any] | None = None
 
 
-class ToolMessage(Struct, forbid_unknown_fields=True, tag_field="role", tag="tool"):
+class ToolMessage(_Message, tag="tool"):
     """What a function returned: the result of the call `tool_call_id`."""
 
     content: Content
     tool_call_id: str
-    name: str | None = None
 
 
 Message: TypeAlias = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
-def conversation(messages: Sequence[Message]) -> Conversation:
-    """What the model's template is given. Raises RequestError for too much text."""
-    return told([_render(message) for message in messages], "messages")
+def conversation(
+    messages: Sequence[Message], add_generation_prompt: bool = True, continue_final_message: bool = False
+) -> Conversation:
+    """What the model's template is given. Raises RequestError for too much text, and for options that conflict."""
+    if add_generation_prompt and continue_final_message:
+        raise RequestError(
+            "'continue_final_message' and 'add_generation_prompt' are both true",
+            "an answer either goes on with the last message or begins a new one",
+            "set 'add_generation_prompt' to false",
+            param="continue_final_message",
+        )
+    return replace(
+        told([_render(message) for message in messages], "messages"),
+        opens_answer=add_generation_prompt,
+        continues_last=continue_final_message,
+    )
 
 
 def told(messages: Sequence[Mapping[str, Any]], param: str) -> Conversation:
@@ -123,7 +160,8 @@ def _render(message: Message) -> dict[str, Any]:
     match message:
         case ToolMessage(tool_call_id=call_id):
             rendered["tool_call_id"] = call_id
-        case AssistantMessage(tool_calls=calls, reasoning_content=thoughts):
+        case AssistantMessage(tool_calls=calls, reasoning_content=thoughts, refusal=refusal):
+            rendered["content"] = "\n".join(filter(None, (rendered["content"], refusal)))
             if calls:
                 rendered["tool_calls"] = [
                     told_call(call.id, call.function.name, call.function.arguments) for call in calls
@@ -133,7 +171,7 @@ def _render(message: Message) -> dict[str, Any]:
     return rendered
 
 
-def text_of(content: Content | None) -> str:
+def text_of(content: Content | Said | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part.text for part in content)

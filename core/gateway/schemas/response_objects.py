@@ -97,10 +97,16 @@ class ResponseObject(Struct, kw_only=True):
     tools: list[ResponseFunction]
     top_p: float | None
     user: str | None
-    previous_response_id: None = None
+    previous_response_id: str | None
     background: Literal[False] = False
-    store: Literal[False] = False
+    store: bool
     truncation: Literal["disabled"] = "disabled"
+
+
+class ResponseDeleted(Struct, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
 
 
 class ResponseEvent(Struct, tag_field="type", kw_only=True):

@@ -21,9 +21,7 @@ class TokenizeBody(Fields, kw_only=True):
     """Either `prompt`, or `messages` as the model's chat template renders them."""
 
     idle: ClassVar[Idle] = {
-        "add_generation_prompt": (True,),
         "chat_template": (),
-        "continue_final_message": (False,),
         "mm_processor_kwargs": ({},),
         "return_token_strs": (False,),
     }
@@ -34,6 +32,8 @@ class TokenizeBody(Fields, kw_only=True):
     messages: Messages | None = None
     tools: Annotated[list[FunctionTool], Meta(max_length=MAX_FUNCTIONS)] = field(default_factory=list)
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     add_special_tokens: bool | None = None
 
     @property
@@ -55,7 +55,8 @@ class TokenizeBody(Fields, kw_only=True):
             )
         if self.messages is not None:
             tools = tuple(tool.function.function().told() for tool in self.tools)
-            return replace(conversation(self.messages), tools=tools, template_options=self.chat_template_kwargs)
+            asked = conversation(self.messages, self.add_generation_prompt, self.continue_final_message)
+            return replace(asked, tools=tools, template_options=self.chat_template_kwargs)
         for name in ("tools", "chat_template_kwargs"):
             if getattr(self, name):
                 raise RequestError(f"'{name}' goes only with 'messages'", param=name)

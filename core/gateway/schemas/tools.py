@@ -29,7 +29,10 @@ class FunctionDefinition(Struct, forbid_unknown_fields=True):
 
 
 class FunctionTool(Struct, forbid_unknown_fields=True, tag_field="type", tag="function"):
+    """`cache_control`, an option of other servers, changes nothing."""
+
     function: FunctionDefinition
+    cache_control: dict[str, Any] | None = None
 
 
 class FunctionRef(Struct, forbid_unknown_fields=True):
@@ -94,7 +97,9 @@ class TextFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="text
 
 
 class JsonObjectFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
-    """Any JSON object."""
+    """Any JSON object; or one of `schema`, as llama.cpp has it."""
+
+    schema_: Schema | None = field(name="schema", default=None)
 
 
 class JsonSchema(Struct, forbid_unknown_fields=True):
@@ -116,8 +121,8 @@ ResponseFormat: TypeAlias = TextFormat | JsonObjectFormat | JsonSchemaFormat
 def schema_of(answer: ResponseFormat | None) -> Mapping[str, Any] | None:
     """The JSON schema that the answer must fit, where there is one."""
     match answer:
-        case JsonObjectFormat():
-            return ANY_OBJECT
+        case JsonObjectFormat(schema):
+            return schema or ANY_OBJECT
         case JsonSchemaFormat(wanted):
             return wanted.schema_
         case _:
