@@ -49,7 +49,7 @@ def simulate(description: Description) -> Report:
 async def _simulate(description: Description, clock: MockClock) -> Report:
     plugins = PluginHost.installed()
     world = _World(description, plugins)
-    live = Live(_settings(description), plugins, lambda phase, progress=None: None)
+    live = Live(_settings(description), plugins, lambda phase, progress=None: None, lambda: None)
     model = loaded_model(description.model, plugins.quantizers.get(live.settings.quant))
     world.parity = _parity(model.precision.quantizer)
     trio.lowlevel.spawn_system_task(put_forward, clock)
