@@ -108,6 +108,7 @@ LOADING = ClusterStatus(
     quant="fp16",
     dtype="fp32",
     wire_dtype="fp32",
+    quality="as the checkpoint",
     nodes=(),
     left_out={},
 )

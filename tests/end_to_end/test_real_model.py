@@ -68,7 +68,7 @@ async def answer(cluster: Cluster, messages: list[dict[str, str]]) -> Any:
 
 async def test_two_nodes_in_fp32_answer_as_the_oracle(path: Path, oracle: Any) -> None:
     with trio.fail_after(SECONDS):
-        async with open_cluster(path, "--dtype", "fp32", local_nodes=2) as cluster:
+        async with open_cluster(path, "--quant", "fp16", "--dtype", "fp32", local_nodes=2) as cluster:
             await cluster.wait_ready()
             for messages in CHATS:
                 said = await answer(cluster, messages)
@@ -77,10 +77,20 @@ async def test_two_nodes_in_fp32_answer_as_the_oracle(path: Path, oracle: Any) -
                 oracle.check(said["choices"][0]["message"]["content"], prompt, TOKENS)
 
 
-async def test_two_nodes_in_fp16_know_the_capital_of_france(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "packed"),
+    [(("--quant", "fp16", "--dtype", "fp16"), ("fp16", "fp16")), ((), ("int4", "bf16"))],
+    ids=["fp16", "as a friend would choose"],
+)
+async def test_two_nodes_know_the_capital_of_france(
+    path: Path, options: tuple[str, ...], packed: tuple[str, str]
+) -> None:
     with trio.fail_after(SECONDS):
-        async with open_cluster(path, "--dtype", "fp16", local_nodes=2) as cluster:
+        async with open_cluster(path, *options, local_nodes=2) as cluster:
             await cluster.wait_ready()
+            status = await cluster.status()
+            assert (status["quant"], status["dtype"]) == packed
+            assert "perplexity" in status["quality"]
             said = await answer(cluster, QUESTION)
     assert "Paris" in said["choices"][0]["message"]["content"]
     assert said["choices"][0]["finish_reason"] == "stop"
