@@ -110,7 +110,7 @@ async def local_cluster(
         dtype=dtype,
         wire_dtype=wire_dtype,
         threads=threads,
-        **more,
+        **{"quant": "fp16", **more},
     )
     async with serving(settings, "127.0.0.1", 0, ApiSettings(), lambda line: None) as server:
         await _until_ready(server)

@@ -182,7 +182,7 @@ async def check_all(options: argparse.Namespace) -> bool:
     asked = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 40, "stream": True}
     with Pages() as pages:
         tools = ("--tools-as-text", "--chat-template", str(TEMPLATE))
-        serve = ("--dtype", "fp32", "--cors-origin", pages.origin, *tools)
+        serve = ("--quant", "fp16", "--dtype", "fp32", "--cors-origin", pages.origin, *tools)
         async with open_cluster(demo_model(), *serve, local_nodes=2, env={"CORE_API_KEY": KEY}) as cluster:
             await cluster.wait_ready()
             body = {**asked, "model": cluster.model}

@@ -179,7 +179,7 @@ async def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     print(machine())
-    options = ["--dtype", "fp32", "--min-nodes", "2", "--max-nodes", "2", "--no-prefix-cache"]
+    options = ["--quant", "fp16", "--dtype", "fp32", "--min-nodes", "2", "--max-nodes", "2", "--no-prefix-cache"]
     options += ["--standby"] if asked.standby else []
     async with open_cluster(demo_model(), *options) as cluster:
         bench = Bench(cluster, random.Random(asked.seed))

@@ -271,7 +271,7 @@ def report(dtype: DType, wire: str, figures: Figures, parts: Parts) -> None:
 async def main(options: argparse.Namespace) -> None:
     print(machine())
     for dtype in options.dtype:
-        async with local_cluster(dtype, options.wire_dtype) as server:
+        async with local_cluster(dtype, options.wire_dtype, quant=options.quant, transport=options.transport) as server:
             status = server.coordinator.status()
             figures = await measure(server, options.rounds, options.tokens)
             parts = await measure_parts(server, decode_message(WIDTH, DType(status.wire_dtype)))
@@ -284,6 +284,8 @@ if __name__ == "__main__":
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--dtype", type=DType, nargs="+", default=[DType.FP32, DType.BF16, DType.FP16])
     parser.add_argument("--wire-dtype", default="auto", choices=["auto", *DType])
+    parser.add_argument("--quant", default="fp16")
+    parser.add_argument("--transport", default="trio-websocket")
     parser.add_argument("--as-client", metavar="URL", help=argparse.SUPPRESS)
     parser.add_argument("--as-echo", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -53,6 +53,7 @@ async def seconds_to_first_token() -> dict[str, float]:
     """When each thing happened that can be seen from outside, in seconds after the process was started."""
     port = free_port()
     options = ["--local-nodes", "2", "--max-nodes", "2", "--threads", "1", "--api-port", str(port), "--node-port", "0"]
+    options += ["--quant", "fp16", "--dtype", "fp16"]
     command = ["-m", "core", "serve", "--model", str(demo_model()), "--served-model-name", MODEL, *options]
     started = time.perf_counter()
     process = await trio.lowlevel.open_process(

@@ -264,6 +264,8 @@ def _instance(hook: str, cls: object, base: type[Any]) -> Any:
     item: Any = cls()
     if not isinstance(item.name, str):
         raise _wrong(item, "name", "a string")
+    if isinstance(item, Quantizer) and item.name == "auto":
+        raise _wrong(item, "name", "another one: --quant auto is what suits the checkpoint")
     if isinstance(item, Architecture) and not _are_names(item.model_types):
         raise _wrong(item, "model_types", "a tuple of strings")
     if isinstance(item, Transport) and item.max_message < MIN_MESSAGE_BYTES:

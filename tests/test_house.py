@@ -49,6 +49,7 @@ ROOMS = {
     "blocks": Room.of(f"{SEAMS} blocks runtime", "torch"),
     "hub.py": Room.of(SEAMS, "huggingface_hub"),
     "parity.py": Room.of(f"{SEAMS} blocks runtime", "torch"),
+    "tcp": Room.of(f"{SEAMS} tcp", "trio"),
     "trust": Room.of(f"{SEAMS} trust", "cryptography filelock msgspec platformdirs psutil"),
     "discovery": Room.of(f"{SEAMS} discovery trust", "trio zeroconf"),
     "runtime": Room.of(
@@ -65,7 +66,7 @@ ROOMS = {
 }
 APP = Room.of("core discovery errors node one_line plugins trust", "filelock h11 msgspec platformdirs psutil trio")
 APP_FILES = {"pictures.py": Room.of("", "PIL"), "tray.py": Room.of("", "pystray"), "gpu.py": Room.of("", "pynvml")}
-PLUGIN_SURFACE = {"core", "core.blocks", "core.hub", "core.errors"}
+PLUGIN_SURFACE = {"core", "core.blocks", "core.hub", "core.tcp", "core.errors"}
 SINGLE_HOMES = {
     "litestar": ("core/gateway/", "core/testing/"),
     "uvicorn": ("core/gateway/", "core/testing/"),

@@ -6,12 +6,13 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import trio
 import typer
 
-from core.cli.console import Bars, counted, output, set_up_logging, table
+from core.cli.console import Bars, DTypeOption, counted, output, set_up_logging, table
 from core.cli.options import (
     CacheDir,
     Compile,
@@ -43,9 +44,9 @@ _MESSAGES = 200
 def bench(
     model: ModelName,
     revision: Revision = None,
-    quant: Quant = "fp16",
+    quant: Quant = "auto",
     keep_head: KeepHead = False,
-    dtype: Compute = None,
+    dtype: Compute = DTypeOption.AUTO,
     device: Device = "auto",
     threads: Threads = None,
     compiles: Compile = False,
@@ -66,16 +67,20 @@ def bench(
     from core.runtime.compiled import refuse_without_compiler
     from core.runtime.device import pick, set_up_torch
     from core.runtime.kernel_choice import CHOOSER
-    from core.runtime.model import Model, Precision
+    from core.runtime.model import Model
+    from core.runtime.precision_choice import choose_precision, refuse_unknown
 
     plugins = PluginHost.installed()
-    quantizer, moved_by, place = plugins.quantizers.get(quant), plugins.transports.get(transport), pick(device)
-    compute = dtype or quantizer.compute
-    precision = Precision(quantizer, compute, compute, keep_head)
+    refuse_unknown(quant, plugins.quantizers)
+    moved_by, place = plugins.transports.get(transport), pick(device)
     set_up_torch(threads)
     if compiles:
         refuse_without_compiler(place)
     with Model.open(Source(model, revision, hf_cache_dir), plugins) as opened:
+        precision = choose_precision(
+            opened, plugins.quantizers, place, quant=quant, dtype=dtype.dtype, keep_head=keep_head
+        )
+        precision = replace(precision, wire=precision.compute)
         prompt = made_up_prompt(opened, prompt_tokens, tokens)
         refuse_too_large(opened, precision, place, prompt_tokens + tokens)
         _fetch(opened)
@@ -83,7 +88,10 @@ def bench(
         hidden_size = opened.spec.hidden_size
         typer.echo(f"model    {model}")
         layers = f"{counted(opened.spec.layers, 'layer')}{', compiled' if compiles else ''}"
-        typer.echo(f"         {layers}, architecture {opened.architecture.name}, quant {quant}, dtype {compute}")
+        typer.echo(
+            f"         {layers}, architecture {opened.architecture.name},"
+            f" quant {precision.quantizer.name}, dtype {precision.compute} ({precision.quality})"
+        )
     typer.echo(f"device   {place}, {counted(torch.get_num_threads(), 'thread')}, torch {torch.__version__}")
     typer.echo(f"speed    the median of {counted(rounds, 'round')} (the slowest to the fastest), after one to warm up")
     whole.measure(prompt, tokens)

@@ -25,13 +25,18 @@ _GB = 10**9
 _ENDLESS = 10_000
 
 
-class WireDType(StrEnum):
-    """The values of --wire-dtype."""
+class DTypeOption(StrEnum):
+    """The values of --dtype and --wire-dtype."""
 
     AUTO = "auto"
     FP16 = DType.FP16.value
     BF16 = DType.BF16.value
     FP32 = DType.FP32.value
+
+    @property
+    def dtype(self) -> DType | None:
+        """None: auto."""
+        return None if self is DTypeOption.AUTO else DType(self.value)
 
 
 def set_up_logging(level: str) -> None:
@@ -151,6 +156,11 @@ def counted(number: int, noun: str) -> str:
 def why(error: OSError | UnicodeError) -> str:
     """For a sentence that names the file itself."""
     return getattr(error, "strerror", None) or str(error)
+
+
+def describe_precision(quant: str, dtype: str, wire_dtype: str, quality: str) -> str:
+    """How weights are packed, what is computed in, and what that costs in quality, if it is known."""
+    return f"quant {quant}, dtype {dtype}, wire dtype {wire_dtype}" + (f" ({quality})" if quality else "")
 
 
 def gigabytes(value: float | None) -> int | None:

@@ -8,19 +8,24 @@ from typing import Annotated
 
 import typer
 
-from core.cli.console import WireDType
+from core.cli.console import DTypeOption
 from core.errors import ConfigError
-from core.interfaces.dtypes import DType
 
 ModelName = Annotated[str, typer.Option(help="A Hugging Face repo id, a model directory, or a .gguf file.")]
 Revision = Annotated[str | None, typer.Option(help="The repo's branch, tag or commit.")]
-Quant = Annotated[str, typer.Option(help="How weights are packed (see `core plugins`).")]
+Quant = Annotated[
+    str,
+    typer.Option(
+        help="How weights are packed (see `core plugins`). auto: 4-bit files in int4, 8-bit in int8, others in fp16."
+    ),
+]
 KeepHead = Annotated[bool, typer.Option("--keep-head", help="Leave embedding and head as they are, whatever --quant.")]
 Compute = Annotated[
-    DType | None, typer.Option(help="What layers compute in. Default: fp16, but bf16 for int8 and int4.")
+    DTypeOption,
+    typer.Option(help="What layers compute in. auto: bf16, or fp16 if the model was published in it and it is faster."),
 ]
 Wire = Annotated[
-    WireDType, typer.Option(help="What hidden states travel in. auto: --dtype, but fp32 where fp16 could overflow.")
+    DTypeOption, typer.Option(help="What hidden states travel in. auto: --dtype, but fp32 where fp16 could overflow.")
 ]
 PlannerName = Annotated[str, typer.Option(help="How layers are divided among nodes.")]
 TransportName = Annotated[str, typer.Option(help="How machines reach each other.")]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from core.cli.console import WireDType, aligned, counted, set_up_logging, show_bytes
+from core.cli.console import DTypeOption, aligned, counted, describe_precision, set_up_logging, show_bytes
 from core.cli.options import CacheDir, Compute, KeepHead, ModelName, PlannerName, Quant, Revision, Wire, bounds
 from core.errors import ConfigError
 from core.interfaces.checkpoint import Source
@@ -27,10 +27,10 @@ def plan(
     revision: Revision = None,
     min_nodes: Annotated[int, typer.Option(help="Use at least so many nodes.", min=1)] = 1,
     max_nodes: Annotated[int | None, typer.Option(help="Use at most so many nodes.", min=1)] = None,
-    quant: Quant = "fp16",
+    quant: Quant = "auto",
     keep_head: KeepHead = False,
-    dtype: Compute = None,
-    wire_dtype: Wire = WireDType.AUTO,
+    dtype: Compute = DTypeOption.AUTO,
+    wire_dtype: Wire = DTypeOption.AUTO,
     planner: PlannerName = "balanced",
     hf_cache_dir: CacheDir = None,
 ) -> None:
@@ -39,7 +39,9 @@ def plan(
     from core.coordinator.planning import node_memory, plan_request, planned
     from core.interfaces.planner import Candidate
     from core.plugins import PluginHost
-    from core.runtime.model import Model, Precision, choose_wire
+    from core.runtime.device import pick
+    from core.runtime.model import Model
+    from core.runtime.precision_choice import choose_precision, refuse_unknown
 
     bounds(min_nodes, max_nodes)
     nodes = [parse_node(text, index) for index, text in enumerate(node, start=1)]
@@ -47,18 +49,27 @@ def plan(
         if count > 1:
             raise ConfigError(f"{count} nodes are called {name!r}", "", "give each --node a name of its own, or none")
     plugins = PluginHost.installed()
-    quantizer, chosen = plugins.quantizers.get(quant), plugins.planners.get(planner)
+    refuse_unknown(quant, plugins.quantizers)
+    chosen = plugins.planners.get(planner)
     candidates = tuple(Candidate(name, node_memory(memory, capped=False), "unknown") for name, memory in nodes)
     with Model.open(Source(model, revision, hf_cache_dir), plugins) as opened:
-        compute = dtype or quantizer.compute
-        precision = Precision(quantizer, compute, choose_wire(wire_dtype, compute, opened.checkpoint), keep_head)
+        precision = choose_precision(
+            opened,
+            plugins.quantizers,
+            pick("auto"),
+            quant=quant,
+            dtype=dtype.dtype,
+            wire=wire_dtype,
+            keep_head=keep_head,
+        )
         request = plan_request(opened, precision, candidates, min_nodes, max_nodes)
         result = planned(chosen, request)
         hidden = opened.spec.hidden_size * precision.wire.itemsize
         typer.echo(f"plan for {model}")
+        names = (precision.quantizer.name, precision.compute, precision.wire)
         typer.echo(
             f"{counted(opened.spec.layers, 'layer')}, architecture {opened.architecture.name},"
-            f" quant {quant}, dtype {compute}, wire dtype {precision.wire}"
+            f" {describe_precision(*names, precision.quality)}"
         )
         rows = [("coordinator", "embedding, norm, head", show_bytes(opened.embed_and_head_bytes(precision)))]
     rows += [

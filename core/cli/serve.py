@@ -24,7 +24,17 @@ from core.cli.api_options import (
     api_settings,
 )
 from core.cli.chat_options import ChatTemplate, ToolFormatOption, ToolsAsText, read_template
-from core.cli.console import Bars, WireDType, aligned, counted, gigabytes, run, set_up_logging, show_bytes
+from core.cli.console import (
+    Bars,
+    DTypeOption,
+    aligned,
+    counted,
+    describe_precision,
+    gigabytes,
+    run,
+    set_up_logging,
+    show_bytes,
+)
 from core.cli.options import (
     CacheDir,
     Compute,
@@ -77,10 +87,10 @@ def serve(
         int | None, typer.Option(help="Use at least so many nodes. Default: the local ones, or 1.", min=1)
     ] = None,
     max_nodes: Annotated[int | None, typer.Option(help="Use at most so many nodes; others are spare.", min=1)] = None,
-    quant: Quant = "fp16",
+    quant: Quant = "auto",
     keep_head: KeepHead = False,
-    dtype: Compute = None,
-    wire_dtype: Wire = WireDType.AUTO,
+    dtype: Compute = DTypeOption.AUTO,
+    wire_dtype: Wire = DTypeOption.AUTO,
     device: Annotated[str, typer.Option(help="The coordinator's own: auto, cuda, cuda:0, mps or cpu.")] = "auto",
     threads: Threads = None,
     compiles: Annotated[
@@ -166,7 +176,7 @@ def serve(
         local_nodes=local_nodes,
         quant=quant,
         keep_head=keep_head,
-        dtype=dtype,
+        dtype=dtype.dtype,
         wire_dtype=wire_dtype.value,
         device=device,
         threads=threads,
@@ -282,10 +292,8 @@ def _bars(status: ClusterStatus) -> dict[str, tuple[int, int]]:
 
 def describe_plan(status: ClusterStatus) -> str:
     """The plan in lines: who holds which layers, how much of it, how it is reached, and who is left out."""
-    head = (
-        f"plan {status.route_epoch}: {counted(status.layers, 'layer')}, "
-        f"quant {status.quant}, dtype {status.dtype}, wire dtype {status.wire_dtype}"
-    )
+    precision = describe_precision(status.quant, status.dtype, status.wire_dtype, status.quality)
+    head = f"plan {status.route_epoch}: {counted(status.layers, 'layer')}, {precision}"
     rows = []
     for node in sorted((node for node in status.nodes if node.layers), key=lambda node: node.layers or (0, 0)):
         start, end = node.layers or (0, 0)

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from core.cli.api_client import api_client, ask
-from core.cli.console import counted, output, run, show_bytes, table
+from core.cli.console import counted, describe_precision, output, run, show_bytes, table
 from core.cli.options import ApiUrl
 from core.errors import ConfigError, CoreError
 
@@ -68,6 +68,7 @@ def view(status: dict[str, Any]) -> Group:
     parts: list[RenderableType] = [
         f"{status['model']}  {status['state']}" + (f": {status['detail']}" if status["detail"] else ""),
         "   ".join([*speed, f"route {status['route_epoch']}"]),
+        describe_precision(*(status[name] for name in ("quant", "dtype", "wire_dtype", "quality"))),
         f"KV cache: {used:,} of {kv['tokens']:,} tokens ({kv['kept']:,} kept of ended generations)",
     ]
     if nodes:

@@ -80,6 +80,7 @@ class Coordinator:
             quant=self._settings.quant,
             dtype=self._settings.dtype or "auto",
             wire_dtype=self._settings.wire_dtype,
+            quality="",
             nodes=(),
             left_out={},
         )

@@ -25,6 +25,7 @@ from core.runtime.compute import ComputeThread, open_compute_thread
 from core.runtime.device import free_memory, pick, set_up_torch
 from core.runtime.grammar import Grammars
 from core.runtime.model import Model
+from core.runtime.precision_choice import refuse_unknown
 
 
 class Live:
@@ -45,8 +46,7 @@ class Live:
         self._note = note
         self._on_change = on_change
         # Asked for before anything is opened: a name that isn't there is an error at once.
-        self._quantizer = plugins.quantizers.get(settings.quant)
-        self.dtype = settings.dtype or self._quantizer.compute
+        refuse_unknown(settings.quant, plugins.quantizers)
         self._planner = plugins.planners.get(settings.planner)
         self.node_port = NodePort(settings, plugins.transports.get(settings.transport), self.members, self.routes)
         self._device = pick(settings.device)
@@ -60,7 +60,7 @@ class Live:
                 await compute.run(set_up_torch, settings.threads)
                 self._note("opening the model")
                 model = await compute.run(stack.enter_context, Model.open(settings.source, self._plugins))
-                parts = (model, settings, self._quantizer, self.dtype, self._device, self._note)
+                parts = (model, settings, self._plugins.quantizers, self._device, self._note)
                 await self._serve(await compute.run(load_model, *parts), compute)
 
     async def _serve(self, loaded: LoadedModel, compute: ComputeThread) -> None:

@@ -11,12 +11,13 @@ from core.coordinator.head import Head
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import ConfigError
 from core.interfaces.checkpoint import Progress
-from core.interfaces.dtypes import DType
 from core.interfaces.quantizer import Quantizer
+from core.plugins import Registry
 from core.protocol.fields import Holding, Span
 from core.runtime.device import free_memory, torch_dtype
 from core.runtime.manifest import Manifest
-from core.runtime.model import Model, Precision, choose_wire
+from core.runtime.model import Model, Precision
+from core.runtime.precision_choice import choose_precision
 from core.runtime.tokenizer import Tokenizer
 
 
@@ -42,11 +43,19 @@ class LoadedModel:
 
 
 def load_model(
-    model: Model, settings: CoordinatorSettings, quantizer: Quantizer, dtype: DType, device: torch.device, note: Note
+    model: Model, settings: CoordinatorSettings, quantizers: Registry[Quantizer], device: torch.device, note: Note
 ) -> LoadedModel:
     """In the compute thread. Raises ConfigError if the head does not fit into this machine."""
     checkpoint = model.checkpoint
-    precision = Precision(quantizer, dtype, choose_wire(settings.wire_dtype, dtype, checkpoint), settings.keep_head)
+    precision = choose_precision(
+        model,
+        quantizers,
+        device,
+        quant=settings.quant,
+        dtype=settings.dtype,
+        wire=settings.wire_dtype,
+        keep_head=settings.keep_head,
+    )
     need, free = model.embed_and_head_bytes(precision), free_memory(device)
     if need > free:
         raise ConfigError(

@@ -13,7 +13,8 @@ from core.interfaces.dtypes import DType
 class CoordinatorSettings:
     """`max_nodes` None: no bound. `target_node_memory` (bytes) stands in for a node that can't tell its memory.
 
-    `dtype` None: what the quantizer asks for. `keep_head`: embedding and head are not quantized.
+    `quant` "auto", `dtype` None and `wire_dtype` "auto": what suits the checkpoint and this machine's device.
+    `keep_head`: embedding and head are not quantized.
     `max_sessions` run at once, others wait; `max_context` (tokens) None: as much as the model and the nodes' memory
     allow. `prefix_cache`: ended sessions' caches stay for prompts that begin alike, of the same client, or with
     `share_prefixes` of anybody.
@@ -34,7 +35,7 @@ class CoordinatorSettings:
     min_nodes: int = 1
     max_nodes: int | None = None
     local_nodes: int = 0
-    quant: str = "fp16"
+    quant: str = "auto"
     keep_head: bool = False
     dtype: DType | None = None
     wire_dtype: str = "auto"

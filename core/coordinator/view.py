@@ -11,6 +11,7 @@ from core.coordinator.supervisor import State
 from core.coordinator.telemetry import gauge, status_of
 from core.interfaces.engine import ClusterStatus, NodeStatus
 from core.interfaces.telemetry import KVStatus, Metric
+from core.runtime.precision_choice import AUTO
 
 
 def cluster_status(live: Live, phase: str, progress: tuple[int, int] | None) -> ClusterStatus:
@@ -28,9 +29,10 @@ def cluster_status(live: Live, phase: str, progress: tuple[int, int] | None) -> 
         layers=generator.model.spec.layers if generator else 0,
         sessions=generator.sessions if generator else 0,
         tokens_per_second=live.telemetry.rate.per_second(),
-        quant=settings.quant,
-        dtype=live.dtype,
+        quant=precision.quantizer.name if precision else settings.quant,
+        dtype=precision.compute if precision else settings.dtype or AUTO,
         wire_dtype=precision.wire if precision else settings.wire_dtype,
+        quality=precision.quality if precision else "",
         nodes=tuple(map(_node_status, live.members.all())),
         left_out=_left_out(live),
         kv=_kv(live),

@@ -33,13 +33,17 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor as the checkpoint stores it: `nbytes` of `file` from byte `offset` on."""
+    """A tensor as the checkpoint stores it: `nbytes` of `file` from byte `offset` on.
+
+    `bits` are those of a value, scales left out, where the format says so: by them `--quant auto` packs.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     nbytes: int
     file: str
     offset: int
+    bits: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

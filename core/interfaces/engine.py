@@ -163,6 +163,9 @@ class NodeStatus:
 class ClusterStatus:
     """The cluster at one moment. `state` is waiting, loading or ready; `detail` says what it waits for.
 
+    `quality` says in a short phrase what `quant` and `dtype` cost in quality; all of these may be "auto", and `quality`
+    empty, before the model is open.
+
     `wire_ms` is what a decode step spends between the hops; `generations` are those that run or wait.
 
     `progress` is (bytes done, bytes in all) while the coordinator downloads or loads its own share.
@@ -181,6 +184,7 @@ class ClusterStatus:
     quant: str
     dtype: str
     wire_dtype: str
+    quality: str
     nodes: tuple[NodeStatus, ...]
     left_out: Mapping[str, str]
     kv: KVStatus = field(default_factory=KVStatus)

@@ -57,8 +57,10 @@ class Quantizer(ABC):
     name: ClassVar[str]
     packs_embeddings: ClassVar[bool] = False
     """Whether `pack_embedding` packs. If not, embeddings and heads tied to them stay in the compute dtype."""
-    compute: ClassVar[DType] = DType.FP16
-    """What layers compute in where the user names nothing."""
+    compute: ClassVar[DType | None] = None
+    """What layers compute in where the user names nothing; None: what suits the checkpoint and the device."""
+    quality: ClassVar[str] = ""
+    """What packing costs in quality, as measured, in a short phrase for who chooses it. Empty: nothing to say."""
 
     @abstractmethod
     def packed_bytes(self, shape: tuple[int, int], dtype: DType) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -27,17 +28,20 @@ from core.runtime.weights import StageWeights, check_tensors, embedding_quantize
 class Precision:
     """How weights are packed, what stages compute in, and what hidden states travel in.
 
-    `keep_head` leaves embedding and head in the compute dtype, whatever the quantizer.
+    `head` packs embedding and head if it isn't `quantizer` that does; `keep_head` leaves them in the compute dtype,
+    whatever the quantizers. `quality` says in a short phrase what all of this costs in quality, if it is known.
     """
 
     quantizer: Quantizer
     compute: DType
     wire: DType
     keep_head: bool = False
+    head: Quantizer | None = None
+    quality: str = field(default="", compare=False)
 
     @property
     def of_embed_and_head(self) -> Precision:
-        return replace(self, quantizer=Plain()) if self.keep_head else self
+        return replace(self, quantizer=Plain() if self.keep_head else self.head or self.quantizer)
 
     @property
     def residual(self) -> torch.dtype:
@@ -48,14 +52,18 @@ def choose_wire(wire: str, compute: DType, checkpoint: Checkpoint) -> DType:
     """`--wire-dtype`: what was asked for, or for "auto" the compute dtype.
 
     fp16 ends at 65,504, and many models' residual streams go beyond it. So "auto" takes fp16 only for a checkpoint
-    whose weights were published in fp16, which its authors ran in fp16, and fp32 otherwise.
+    that runs in fp16, and fp32 otherwise.
     """
     if wire != "auto":
         return DType(wire)
     if compute is not DType.FP16:
         return compute
-    published = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
-    return DType.FP16 if published in ("float16", "fp16") else DType.FP32
+    return DType.FP16 if runs_in_fp16(checkpoint) else DType.FP32
+
+
+def runs_in_fp16(checkpoint: Checkpoint) -> bool:
+    """Whether its weights were published in fp16, in which their authors ran it then."""
+    return (checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")) in ("float16", "fp16")
 
 
 class Model:
@@ -102,6 +110,19 @@ class Model:
     def embed_and_head_bytes(self, precision: Precision) -> int:
         """What embedding, norm and head hold on the coordinator."""
         return _held_bytes(self._non_layer_specs(), precision.of_embed_and_head)
+
+    def largest_linear(self) -> tuple[int, int] | None:
+        """The shape (out_features, in_features) of the first layer's largest weight that is packed, if there is any."""
+        shapes = [spec.weight_shape for spec in self._layer_specs(0) if spec.packed]
+        return max(((rows, columns) for *_, rows, columns in shapes), key=math.prod, default=None)
+
+    def layer_bits(self) -> int | None:
+        """Of a value of most of the layers' weights, as the checkpoint stores them; None where it doesn't say."""
+        return self._bits(self._stage_specs(range(self.spec.layers)))
+
+    def embed_and_head_bits(self) -> int | None:
+        """Likewise of embedding and head."""
+        return self._bits(self._non_layer_specs())
 
     def layer_tensor_names(self, layers: Sequence[int]) -> list[str]:
         return [spec.name for layer in layers for spec in self._layer_specs(layer)]
@@ -179,6 +200,13 @@ class Model:
             raise ConfigError(f"--dtype {precision.compute} can't be had", refused)
         dtype = torch_dtype(precision.compute)
         return StageWeights(self.checkpoint, specs, precision.quantizer, dtype, device, progress, seen, parts)
+
+    def _bits(self, specs: Sequence[TensorSpec]) -> int | None:
+        values = Counter[int | None]()
+        for spec in specs:
+            if spec.packed or spec.embedding:
+                values[self.checkpoint.tensors[spec.name].bits] += math.prod(spec.shape)
+        return max(values, key=values.__getitem__, default=None)
 
     def _layer_specs(self, layer: int) -> list[TensorSpec]:
         return list(self.architecture.layer_tensors(self.spec, layer))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
+from torch import Tensor
 
-from core.runtime.device import synchronize
+from core.interfaces.dtypes import DType
+from core.interfaces.quantizer import Quantizer
+from core.runtime.device import synchronize, torch_dtype
+from core.runtime.kernel_choice import CHOOSER, Product, normal, timed
 
 _TRIES = 3
 
@@ -28,6 +33,34 @@ def weight_speed(device: torch.device) -> int:
     except RuntimeError:
         return 0
     return int(products * weight.nbytes / best)
+
+
+@torch.inference_mode()
+def product_seconds(
+    quantizer: Quantizer, shape: tuple[int, int], dtypes: Sequence[DType], device: torch.device
+) -> dict[DType, float]:
+    """What one row takes with a weight of `shape` (out_features, in_features), by the dtype that it computes in.
+
+    Found by trying those that agree with the first, and kept with the times of kernels.
+    """
+    product = Product(quantizer.name, *shape, torch_dtype(dtypes[0]), device)
+    key = f"{product} in {', '.join(dtypes)} on {device}, {torch.get_num_threads()} threads"
+    kept = CHOOSER.kept.recall(key) if CHOOSER.kept is not None else None
+    times = (kept or {}).get(1)
+    if times is None:
+        times = timed({dtype.value: _product(quantizer, product, dtype) for dtype in dtypes})
+        if CHOOSER.kept is not None:
+            CHOOSER.kept.keep(key, {1: times})
+    return {dtype: times[dtype] for dtype in dtypes if dtype in times}
+
+
+def _product(quantizer: Quantizer, product: Product, dtype: DType) -> Callable[[], Tensor]:
+    """Computes it in `dtype`, and gives it in the product's own."""
+    own, columns, device = torch_dtype(dtype), product.in_features, product.device
+    weight = normal(product.outputs(1), columns, torch.float32, device)
+    linear = quantizer.pack(weight, None, dtype=own, device=device)
+    x = normal(1, columns, own, device)
+    return lambda: linear(x).to(product.dtype)
 
 
 @torch.inference_mode()

@@ -81,7 +81,7 @@ class GgufCheckpoint(Checkpoint):
         self.generation_config = read_generation_config(metadata)
         self._stored = {hub_name(name): at for name, at in stored.items() if name != ROPE_FACTORS}
         self.tensors = {
-            name: TensorInfo(at.shape, at.type.name, at.nbytes, part.name, at.start)
+            name: TensorInfo(at.shape, at.type.name, at.nbytes, part.name, at.start, _bits(at.type.name))
             for name, (part, at) in self._stored.items()
         }
 
@@ -129,6 +129,12 @@ class GgufCheckpoint(Checkpoint):
         if part.name not in self._opened:
             self._opened[part.name] = part.bring().open("rb")
         return self._opened[part.name]
+
+
+def _bits(type_name: str) -> int | None:
+    """As the type's name says: 4 of Q4_K, IQ4_XS and MXFP4."""
+    digits = re.search(r"\d+", type_name)
+    return int(digits[0]) if digits else None
 
 
 def _rope_factors(stored: Mapping[str, tuple[File, StoredTensor]]) -> Factors | None:

@@ -66,7 +66,7 @@ class Int4Linear:
 class Int4(Quantizer):
     name = "int4"
     packs_embeddings = True
-    compute = DType.BF16
+    quality = "perplexity +8% on a model of 135M parameters; larger ones lose less"
 
     def packed_bytes(self, shape: tuple[int, int], dtype: DType) -> int:
         rows, columns = shape

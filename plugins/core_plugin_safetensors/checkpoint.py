@@ -22,7 +22,7 @@ CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-
+BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8}
 
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
 
@@ -92,7 +92,9 @@ class SafetensorsCheckpoint(Checkpoint):
         else:
             raise _no_weights(files)
         self._scales = scales_of(self.tensors)
-        self.tensors = {name: info for name, info in self.tensors.items() if not is_scale(name)}
+        self.tensors = {
+            name: replace(info, bits=BITS.get(info.dtype)) for name, info in self.tensors.items() if not is_scale(name)
+        }
 
     def files(self) -> Mapping[str, FileInfo]:
         beside = [name for name in self._files.names() if name in BESIDE_WEIGHTS]

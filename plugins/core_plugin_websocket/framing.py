@@ -13,6 +13,9 @@ from trio_websocket import CloseReason
 from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 
+import core.tcp
+from core_plugin_websocket.failures import in_words
+
 _FINAL_BINARY = 0x82
 _MASKED = 0x80
 _KEY_BYTES = 4
@@ -23,13 +26,10 @@ _UNSUPPORTED = 1003
 _TOO_BIG = 1009
 
 
-class Goodbye(Exception):
-    """The websocket has ended. `answer` is the frame that is still to be sent, empty where there is none."""
-
+class Goodbye(core.tcp.Goodbye):
     def __init__(self, reason: CloseReason, answer: bytes) -> None:
-        super().__init__(str(reason))
+        super().__init__(in_words(reason), answer)
         self.reason = reason
-        self.answer = answer
 
 
 class Frames:
@@ -45,6 +45,9 @@ class Frames:
         self._buffer = bytearray(received)
         self._protocol = Connection(ConnectionType.CLIENT if client else ConnectionType.SERVER)
         self._fragments: bytearray | None = None
+
+    def frame(self, message: bytes) -> bytes:
+        return binary_frame(message, client=self._client)
 
     def feed(self, data: bytes | bytearray) -> None:
         self._buffer += data

@@ -12,7 +12,7 @@ import trio_websocket
 from wsproto.utilities import LocalProtocolError
 
 from core import ChannelClosed
-from core_plugin_websocket.failures import closed, from_a_browser, handshake_failed
+from core_plugin_websocket.failures import ended, from_a_browser, handshake_failed
 
 _logger = logging.getLogger(__name__)
 _REQUEST = re.compile(rb"\n\r?\n")
@@ -128,7 +128,7 @@ async def _shake_hands(
     if isinstance(failure, ChannelClosed):
         raise failure
     if failure is not None:
-        raise closed(peer, getattr(failure, "reason", None))
+        raise ended(peer, getattr(failure, "reason", None))
     if not shaken:
         raise handshake_failed(peer, reader.ended, reader.failure)
     return head.rest or b""

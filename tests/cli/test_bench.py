@@ -26,7 +26,7 @@ def run(path: Path, *arguments: str) -> str:
 
 def test_it_prints_both_rates_with_their_spread(path: Path) -> None:
     output = run(path, "--dtype", "fp32")
-    assert "6 layers, architecture llama, quant fp16, dtype fp32" in output
+    assert "6 layers, architecture llama, quant fp16, dtype fp32 (as the checkpoint)" in output
     for phase in ("prefill", "decode"):
         [line] = [line for line in output.splitlines() if line.startswith(phase)]
         assert " tokens/s (" in line

@@ -132,6 +132,7 @@ LOADING = ClusterStatus(
     quant="fp16",
     dtype="fp32",
     wire_dtype="fp32",
+    quality="as the checkpoint",
     nodes=(),
     left_out={},
 )
@@ -153,5 +154,7 @@ async def test_a_plan_that_takes_anothers_place_is_printed(
         epoch = await show_progress(played)
         await until_replaced(played, epoch)
         assert await show_progress(played) == 2
-    told = [line.partition(": 4 layers")[0] for line in capsys.readouterr().out.splitlines() if line]
+    printed = [line for line in capsys.readouterr().out.splitlines() if line]
+    told = [line.partition(": 4 layers")[0] for line in printed]
+    assert "plan 1: 4 layers, quant fp16, dtype fp32, wire dtype fp32 (as the checkpoint)" in printed
     assert told == ["loading: n1 loads", "ready", "plan 1", *lines]

@@ -17,6 +17,7 @@ from core import (
     Source,
     hookimpl,
 )
+from core.blocks import Plain
 from core.errors import PluginError
 from core.plugins import PluginHost
 from core.protocol.codec import MAX_FRAME_BYTES
@@ -245,6 +246,16 @@ def test_model_types_that_are_no_tuple_of_strings_are_refused(types: object) -> 
 
     expected = f"the model_types of Slipped is {types!r}: it must be a tuple of strings"
     assert expected in cause(plugin(core_architectures=[Slipped]))
+
+
+def test_no_quantizer_is_called_auto() -> None:
+    class Auto(Plain):
+        name = "auto"
+
+    host = PluginHost()
+    host.register(plugin(core_quantizers=[Auto]), "auto")
+    assert "the name of Auto is 'auto': it must be another one" in host.broken[0].cause
+    assert host.quantizers.names() == []
 
 
 def test_a_transport_of_small_messages_is_refused() -> None:

@@ -15,6 +15,7 @@ import torch
 import trio
 
 from core import DType, Source
+from core.cli import demo
 from core.cli.demo_model import demo_model
 from core.plugins import PluginHost
 from core.protocol.fields import Segment
@@ -68,7 +69,7 @@ async def answer(cluster: Cluster, messages: list[dict[str, str]]) -> Any:
 
 async def test_two_nodes_in_fp32_answer_as_the_oracle(path: Path, oracle: Any) -> None:
     with trio.fail_after(SECONDS):
-        async with open_cluster(path, "--dtype", "fp32", local_nodes=2) as cluster:
+        async with open_cluster(path, "--quant", "fp16", "--dtype", "fp32", local_nodes=2) as cluster:
             await cluster.wait_ready()
             for messages in CHATS:
                 said = await answer(cluster, messages)
@@ -77,13 +78,22 @@ async def test_two_nodes_in_fp32_answer_as_the_oracle(path: Path, oracle: Any) -
                 oracle.check(said["choices"][0]["message"]["content"], prompt, TOKENS)
 
 
-async def test_two_nodes_in_fp16_know_the_capital_of_france(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "packed"),
+    [(("--quant", "fp16", "--dtype", "fp16"), ("fp16", "fp16")), ((), ("int4", "bf16"))],
+    ids=["fp16", "as a friend would choose"],
+)
+async def test_two_nodes_know_the_capital_of_france(
+    path: Path, options: tuple[str, ...], packed: tuple[str, str]
+) -> None:
     with trio.fail_after(SECONDS):
-        async with open_cluster(path, "--dtype", "fp16", local_nodes=2) as cluster:
+        async with open_cluster(path, *options, local_nodes=2) as cluster:
             await cluster.wait_ready()
-            said = await answer(cluster, QUESTION)
-    assert "Paris" in said["choices"][0]["message"]["content"]
-    assert said["choices"][0]["finish_reason"] == "stop"
+            status = await cluster.status()
+            assert (status["quant"], status["dtype"]) == packed
+            assert "perplexity" in status["quality"]
+            said = await answer(cluster, [{"role": "user", "content": demo.QUESTION}])
+    assert "The capital of France is Paris" in said["choices"][0]["message"]["content"]
 
 
 def logits(model: Model, cuts: list[int], prompt: list[int], more: list[int]) -> torch.Tensor:

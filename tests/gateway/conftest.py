@@ -74,6 +74,7 @@ class FakeEngine:
             quant="none",
             dtype="fp32",
             wire_dtype="fp32",
+            quality="as the checkpoint",
             nodes=(node,),
             left_out=self.left_out,
         )

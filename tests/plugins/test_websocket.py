@@ -14,12 +14,12 @@ import pytest
 import trio
 import trio.testing
 import trio_websocket
-from core_plugin_websocket.connection_limits import Limits
 from core_plugin_websocket.transport import TrioWebsocketTransport
 
 from core import Channel
 from core.errors import ChannelClosed, ConfigError
 from core.plugins import PluginHost
+from core.tcp import Limits
 from core.testing.contracts import HOST, TransportContract, echo, listening
 
 PATIENCE = 10
@@ -86,7 +86,7 @@ async def test_small_messages_are_not_held_back(transport: TrioWebsocketTranspor
         await channel.send(bytes([no_delay(channel)]))
 
     def no_delay(channel) -> bool:
-        return bool(channel._stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        return bool(channel._connection.tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
     with trio.fail_after(PATIENCE):
         async with listening(transport, tell) as port, transport.dial(HOST, port, timeout=5) as channel:
@@ -334,7 +334,7 @@ async def test_ipv6_addresses_are_spelt_with_brackets(transport: TrioWebsocketTr
 async def test_a_handlers_own_errors_are_logged_by_how_unexpected_they_are(
     transport: TrioWebsocketTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="core_plugin_websocket.transport")
+    caplog.set_level("INFO", logger="core.tcp.transport")
 
     def levels(text: str) -> list[str]:
         return [record.levelname for record in caplog.records if text in caplog.handler.format(record)]

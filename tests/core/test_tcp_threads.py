@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 import trio
 import trio.testing
-from core_plugin_websocket import channel as channel_module
-from core_plugin_websocket.channel import _sent
+
+from core.tcp import connection as connection_module
+from core.tcp.connection import sent
 
 SECONDS = 20
 FRAME = bytes(range(256)) * 255
@@ -45,13 +46,13 @@ async def test_the_event_loop_never_waits_for_what_a_thread_finishes(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw, peer = ends
-    monkeypatch.setattr(channel_module, "CLOSE_TIMEOUT", SECONDS)
+    monkeypatch.setattr(connection_module, "CLOSE_TIMEOUT", SECONDS)
     to_read = fill(raw)
     done: list[bool] = []
 
     async def send_whole_frame() -> None:
         while not done:
-            if await trio.to_thread.run_sync(_sent, raw, FRAME):
+            if await trio.to_thread.run_sync(sent, raw, FRAME):
                 done.append(True)
 
     with trio.fail_after(SECONDS):
@@ -70,10 +71,10 @@ async def test_who_receives_is_woken_where_the_peer_does_not_take_the_rest(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw, _ = ends
-    monkeypatch.setattr(channel_module, "CLOSE_TIMEOUT", 0.01)
+    monkeypatch.setattr(connection_module, "CLOSE_TIMEOUT", 0.01)
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.lowlevel.wait_readable, raw)
             await trio.testing.wait_all_tasks_blocked()
-            assert await trio.to_thread.run_sync(_sent, raw, bytes(64 * 2**20))
+            assert await trio.to_thread.run_sync(sent, raw, bytes(64 * 2**20))
     assert raw.recv(1) == b""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import pytest
-from core_plugin_websocket.connection_limits import Full, Limits, RateLimitedLog, Seats
+
+from core.tcp.connection_limits import Full, Limits, RateLimitedLog, Seats
 
 HERE, A, B = "127.0.0.1", "10.0.0.1", "10.0.0.2"
 ROOMY = Limits(connections=100, half_open=100, per_address=100, half_open_per_address=100, burst=1000, per_second=1000)

@@ -12,12 +12,12 @@ from hashlib import sha256
 
 import trio
 
-from core import Credentials
-from core_plugin_websocket.channel import Connection
-from core_plugin_websocket.failures import no_tls, wrong_certificate
+from core.interfaces.transport import Credentials
+from core.tcp.connection import Connection
+from core.tcp.failures import no_tls, wrong_certificate
 
 _HANDSHAKE = b"\x16"
-"""The first byte of a client that speaks TLS (RFC 8446, section 5.1), and of no request for a websocket."""
+"""The first byte of a client that speaks TLS (RFC 8446, section 5.1), with which nothing else may begin."""
 
 
 async def accept(connection: Connection, credentials: Credentials, deadline: float) -> Connection:

@@ -1,0 +1,105 @@
+"""What `--quant auto` and `--dtype auto` stand for: as a friend would choose for this checkpoint and this device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from core.errors import ConfigError
+from core.interfaces.dtypes import DType
+from core.interfaces.quantizer import Quantizer
+from core.plugins import Registry
+from core.runtime.device import refuse_dtype
+from core.runtime.model import Model, Precision, choose_wire, runs_in_fp16
+from core.runtime.speed import product_seconds
+
+AUTO = "auto"
+_AS_STORED = "fp16"
+_BY_BITS = ((4, "int4"), (8, "int8"))
+"""A checkpoint that stores its weights in so many bits, or fewer, is packed so."""
+_MUCH = 1.25
+"""What is less exact is to be faster by so much."""
+_KEPT = "as the checkpoint is stored: perplexity within 1% of its own where measured"
+
+
+def refuse_unknown(quant: str, quantizers: Registry[Quantizer]) -> None:
+    """Raises PluginError if no quantizer has the name that was asked for."""
+    if quant != AUTO:
+        quantizers.get(quant)
+
+
+def choose_precision(
+    model: Model,
+    quantizers: Registry[Quantizer],
+    device: torch.device,
+    *,
+    quant: str = AUTO,
+    dtype: DType | None = None,
+    wire: str = AUTO,
+    keep_head: bool = False,
+) -> Precision:
+    """What was asked for, and for what was left open: 4-bit weights in int4, 8-bit ones in int8, others as they are.
+
+    Embedding and head go by their own bits. Layers compute in what is exact enough for the checkpoint; if that leaves
+    a choice, in the faster on `device`.
+    """
+    head = None
+    if quant == AUTO:
+        quantizer = _for_bits(model.layer_bits(), quantizers, partial(_layers_bytes, model))
+        head = _for_bits(model.embed_and_head_bits(), quantizers, model.embed_and_head_bytes)
+    else:
+        quantizer = quantizers.get(quant)
+    compute = dtype or quantizer.compute or _compute(model, quantizer, device)
+    return Precision(
+        quantizer,
+        compute,
+        choose_wire(wire, compute, model.checkpoint),
+        keep_head,
+        head,
+        _quality(quant, quantizer, compute),
+    )
+
+
+def _for_bits(bits: int | None, quantizers: Registry[Quantizer], sized: Callable[[Precision], int]) -> Quantizer:
+    """The one with the fewest bits that keeps `bits`, of those that can pack what `sized` gives the bytes of."""
+    for most, name in _BY_BITS:
+        if bits is not None and bits <= most and _packs(quantizers.get(name), sized):
+            return quantizers.get(name)
+    return quantizers.get(_AS_STORED)
+
+
+def _layers_bytes(model: Model, precision: Precision) -> int:
+    return sum(model.layer_bytes(layer, precision) for layer in range(model.spec.layers))
+
+
+def _packs(quantizer: Quantizer, sized: Callable[[Precision], int]) -> bool:
+    """int4 packs rows of certain lengths alone."""
+    try:
+        sized(Precision(quantizer, DType.BF16, DType.BF16))
+    except ConfigError:
+        return False
+    return True
+
+
+def _compute(model: Model, quantizer: Quantizer, device: torch.device) -> DType:
+    """bf16 has fp32's range. fp16 is more exact, and ends at 65,504: for checkpoints alone that run in it."""
+    enough = [DType.BF16, DType.FP16] if runs_in_fp16(model.checkpoint) else [DType.BF16]
+    possible = [dtype for dtype in enough if refuse_dtype(device, dtype) is None]
+    if len(possible) < len(enough) or len(enough) == 1:
+        return possible[0] if possible else DType.FP32
+    shape = model.largest_linear()
+    seconds = product_seconds(quantizer, shape, possible, device) if shape is not None else {}
+    is_slow = seconds.get(DType.FP16, math.inf) > _MUCH * seconds.get(DType.BF16, math.inf)
+    return DType.BF16 if is_slow else DType.FP16
+
+
+def _quality(quant: str, quantizer: Quantizer, compute: DType) -> str:
+    """Against the checkpoint's own weights in fp32."""
+    if quantizer.name == _AS_STORED and compute is DType.FP32:
+        return "as the checkpoint"
+    if quant == AUTO or quantizer.name == _AS_STORED:
+        return _KEPT
+    return quantizer.quality
