@@ -210,6 +210,10 @@ def _fault(plan: Plan, request: PlanRequest) -> str:
         end = stage.end
     if end < layers:
         return f"layers [{end}, {layers}) are on no node"
+    held = {stage.node_id: range(stage.start, stage.end) for stage in plan.stages}
+    for node_id, pinned in request.pins.items():
+        if not set(pinned) <= set(held.get(node_id, ())):
+            return f"layers [{pinned.start}, {pinned.stop}) are pinned to {node_id!r}, and it is not given all of them"
     most = len(plan.stages) if request.max_stages is None else request.max_stages
     if not request.min_stages <= len(plan.stages) <= most:
         return f"{len(plan.stages)} nodes are used, outside the bounds that were asked for"
