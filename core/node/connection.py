@@ -18,7 +18,7 @@ from core.node.hop import Hop
 from core.node.loading import Preparation
 from core.node.peers import accept_downstream
 from core.node.proof import answer_challenge
-from core.node.report import StateReport
+from core.node.report import StateReport, layer_times
 from core.node.state import Node
 from core.protocol.codec import Packet
 from core.protocol.fields import clipped
@@ -242,7 +242,9 @@ def hello(node: Node, peer_hosts: list[str], peer_port: int) -> Hello:
         selected_device=str(node.device),
         max_memory_bytes=node.max_memory,
         free_memory=free if node.max_memory is None else min(free, node.max_memory),
-        speed=node.speed,
+        speed=node.speed.row,
+        chunk_speed=node.speed.chunk,
+        layer_times=layer_times(node),
         holdings=node.keeper.holdings(),
         peer_hosts=peer_hosts,
         peer_port=peer_port,
