@@ -21,7 +21,7 @@ from core.node.proof import answer_challenge
 from core.node.report import StateReport, layer_times
 from core.node.state import Node
 from core.protocol.codec import Packet
-from core.protocol.fields import clipped
+from core.protocol.fields import PeerLink, clipped
 from core.protocol.messages import (
     PROTOCOL_VERSION,
     Asking,
@@ -63,7 +63,7 @@ class Connection:
         self._link = link
         self._hops: dict[int, Hop | Preparation] = {}
         """By their numbers, the newest last."""
-        self._report = StateReport(node, link, self._stages)
+        self._report = StateReport(node, link, self._stages, self._links)
         self._let_go = trio.Event()
         """Set when the coordinator keeps no layers here."""
 
@@ -201,6 +201,9 @@ class Connection:
 
     def _stages(self) -> list[Stage]:
         return [hop.stage for hop in self._hops.values() if isinstance(hop, Hop) and hop.stage is not None]
+
+    def _links(self) -> list[PeerLink]:
+        return [link for hop in self._hops.values() if isinstance(hop, Hop) and (link := hop.link_onward) is not None]
 
     async def _answer_keep(self, let_go: bool) -> None:
         if let_go:

@@ -19,7 +19,7 @@ from core.node.report import StateReport
 from core.node.stage_loader import Loaded, StageLoader
 from core.node.state import Node
 from core.protocol.codec import Packet
-from core.protocol.fields import clipped
+from core.protocol.fields import PeerLink, clipped
 from core.protocol.messages import (
     Assignment,
     CacheCommand,
@@ -165,11 +165,26 @@ class Hop:
         self._downstream_scope.cancel()
         self.downstream = link
         with trio.CancelScope() as self._downstream_scope:
-            try:
-                packet = await link.receive()
-                raise ProtocolError(f"the downstream node sent a {packet.message.TYPE}")
-            except (ChannelClosed, ProtocolError) as error:
-                await self._peer_lost("downstream", error)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell_when_measured, link)
+                try:
+                    packet = await link.receive()
+                    raise ProtocolError(f"the downstream node sent a {packet.message.TYPE}")
+                except (ChannelClosed, ProtocolError) as error:
+                    await self._peer_lost("downstream", error)
+                nursery.cancel_scope.cancel()
+
+    async def _tell_when_measured(self, link: Link) -> None:
+        await link.measured.wait()
+        self._report.changed()
+
+    @property
+    def link_onward(self) -> PeerLink | None:
+        """What was measured of the link to the next hop; None if nothing was, or there is none."""
+        link = self.downstream
+        if link is None or link.round_trip is None:
+            return None
+        return PeerLink(self.assignment.hop, round(1e6 * link.round_trip), round(link.bandwidth))
 
     async def _peer_lost(self, which: str, error: CoreError) -> None:
         reason = clipped(f"the link to the {which} node: {error.reason}")

@@ -24,6 +24,8 @@ MIN_CHUNK_ROWS = 64
 """A shorter part of a prompt says little of a long one."""
 _ROWS, _MIN_ROWS, _CHUNKS = 32, 8, 4
 """How many of the last batches count, and how many there must be."""
+_TRIES, _REST_SECONDS = 60, 1.0
+"""How often a node that serves is looked at again whether it is idle."""
 _log = logging.getLogger(__name__)
 
 
@@ -54,14 +56,19 @@ class HopTimes:
             self._node.times.note(by_kind(Times(row, chunk), self._costs))
 
     async def find(self, stage: Stage, report: StateReport) -> None:
-        """Unless the node serves meanwhile: then that shows it. A stage that can't is found out when it serves."""
-        try:
-            found = await time_stage(self._node.compute, stage, self._width)
-        except CoreError as error:
-            _log.info("%s", error)
-            return
-        if found is not None:
-            times = by_kind(found, self._costs)
-            await trio.to_thread.run_sync(self._node.times.keep, times)
-            self._node.times.note(times)
-            report.changed()
+        """When the node is idle, unless serving shows it first. A stage that can not is found out when it serves."""
+        for _ in range(_TRIES):
+            try:
+                found = await time_stage(self._node.compute, stage, self._width)
+            except CoreError as error:
+                _log.info("%s", error)
+                return
+            if found is not None:
+                times = by_kind(found, self._costs)
+                await trio.to_thread.run_sync(self._node.times.keep, times)
+                self._node.times.note(times)
+                report.changed()
+                return
+            await trio.sleep(_REST_SECONDS)
+            if len(self._rows) >= _MIN_ROWS:
+                return

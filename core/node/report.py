@@ -9,7 +9,7 @@ import trio
 
 from core.link import Link
 from core.node.state import Node
-from core.protocol.fields import Holding, LayerTime
+from core.protocol.fields import Holding, LayerTime, PeerLink
 from core.protocol.messages import NodeState
 from core.runtime.device import free_memory
 from core.runtime.stage import Stage
@@ -21,10 +21,17 @@ _TOLD_TIMES = 64
 class StateReport:
     """`run` it in a task: it tells the coordinator what `changed`, a few times in a second at most."""
 
-    def __init__(self, node: Node, control: Link, stages: Callable[[], Sequence[Stage]]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        control: Link,
+        stages: Callable[[], Sequence[Stage]],
+        links: Callable[[], list[PeerLink]],
+    ) -> None:
         self._node = node
         self._control = control
         self._stages = stages
+        self._links = links
         self._kv_room: int | None = None
         self._holdings: list[Holding] = []
         self._changed = trio.Event()
@@ -49,8 +56,8 @@ class StateReport:
         if layers_changed or self._kv_room is None:
             self._kv_room, self._holdings = node.keeper.kv_room(usage.kv_bytes), node.keeper.holdings()
         node.activity.kv_bytes, node.activity.weight_bytes = usage.kv_bytes, node.keeper.nbytes
-        free = free_memory(node.device)
-        await self._control.send(NodeState(*usage, free, self._kv_room, self._holdings, layer_times(node)))
+        held = free_memory(node.device), self._kv_room, self._holdings
+        await self._control.send(NodeState(*usage, *held, layer_times(node), self._links()))
 
 
 def layer_times(node: Node) -> list[LayerTime]:

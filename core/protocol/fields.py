@@ -97,6 +97,14 @@ class LayerTime(msgspec.Struct, frozen=True, array_like=True):
     chunk_ns: Count
 
 
+class PeerLink(msgspec.Struct, frozen=True, array_like=True):
+    """The link from `hop` to the next one: its round trip, and how many bytes a second it takes (0: not known)."""
+
+    hop: Count
+    round_trip_us: Count
+    bandwidth: Count
+
+
 LayerTimes = Annotated[list[LayerTime], msgspec.Meta(max_length=64)]
 
 

@@ -16,6 +16,7 @@ from core.protocol.fields import (
     LayerTimes,
     Name,
     Nonce,
+    PeerLink,
     Port,
     Secret,
     Segment,
@@ -270,7 +271,8 @@ class NodeState(Message, frozen=True):
 
     `kv_room` is how many bytes of KV cache its memory has room for beside the layers that it holds, those that are
     filled included: it is measured when layers come or go. `layer_times` are those of its hops' layers, if they were
-    timed: what serving has shown of late, or else what was found when they had been loaded.
+    timed: what serving has shown of late, or else what was found when they had been loaded. `links` are those of its
+    hops to the next ones, once they were measured.
     """
 
     TYPE: ClassVar = "NODE_STATE"
@@ -281,18 +283,23 @@ class NodeState(Message, frozen=True):
     kv_room: Count = 0
     holdings: Holdings = []
     layer_times: LayerTimes = []
+    links: Annotated[list[PeerLink], msgspec.Meta(max_length=64)] = []
 
 
 class Ping(Message, frozen=True):
+    """`padding` has it take as long as its bytes take the network."""
+
     TYPE: ClassVar = "PING"
     sent_us: Count
+    padding: Annotated[bytes, msgspec.Meta(max_length=65536)] = b""
 
 
 class Pong(Message, frozen=True):
-    """Answers PING, with its `sent_us`."""
+    """Answers PING, with its `sent_us` and its `padding`."""
 
     TYPE: ClassVar = "PONG"
     sent_us: Count
+    padding: Annotated[bytes, msgspec.Meta(max_length=65536)] = b""
 
 
 class Run(Message, frozen=True):

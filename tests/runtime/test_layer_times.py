@@ -138,7 +138,9 @@ def test_of_experts_a_row_reads_those_that_it_chooses(tmp_path: Path, family: st
     with Model.open(Source(str(half)), PLUGINS) as opened:
         last = opened.spec.layers - 1
         assert all_read == opened.layer_bytes(last, precision())
-        tensors = [(name, tensor.shape) for name, tensor in opened.checkpoint.tensors.items() if f"layers.{last}." in name]
+        tensors = [
+            (name, tensor.shape) for name, tensor in opened.checkpoint.tensors.items() if f"layers.{last}." in name
+        ]
         shapes = [shape for name, shape in tensors if ".experts." in name or len(shape) == 3]
     assert shapes
     assert all_read - some_read == sum(math.prod(shape) for shape in shapes) * 4 / 2
