@@ -15,6 +15,8 @@ from core.protocol.messages import LoadComplete, LoadFailed, LoadProgress, Messa
 if TYPE_CHECKING:
     from core.coordinator.members import Member
 
+DIRECT = "direct"
+"""What a hop's link is called that needs no relay."""
 _MAILBOX = 256
 Answer = LoadProgress | LoadComplete | LoadFailed | PeerConnected
 AnswerT = TypeVar("AnswerT", bound=Message)
@@ -41,6 +43,8 @@ class Hop:
     kv_token_bytes: int = 0
     state: HopState = HopState.LOADING
     weight_bytes: int = 0
+    planned_seconds: float = 0.0
+    """What a row was to take in its layers when the plan was made; 0 if its member had not timed such layers then."""
     link: str = ""
     stands_in: bool = False
     """It has no route: its member has the layers at hand for one."""

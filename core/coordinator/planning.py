@@ -11,12 +11,16 @@ from dataclasses import dataclass, replace
 
 import trio
 
+from core.coordinator.hop import Hop
 from core.coordinator.members import Member
 from core.coordinator.prediction import Prediction, gain, predict
 from core.coordinator.route import Route
 from core.coordinator.settings import CoordinatorSettings
+from core.coordinator.speeds import Speeds
+from core.coordinator.token_times import TokenTimes
+from core.coordinator.wires import Wires
 from core.errors import PlanError
-from core.interfaces.planner import COORDINATOR, Candidate, Plan, Planner, PlanRequest, StagePlan, Wire
+from core.interfaces.planner import COORDINATOR, Candidate, Plan, Planner, PlanRequest, StagePlan
 from core.protocol.fields import Holding
 from core.runtime.model import Model, Precision
 
@@ -42,6 +46,9 @@ class Planning:
     precision: Precision
     held_as: Holding
     free_at_start: int
+    speeds: Speeds
+    wires: Wires
+    times: TokenTimes
 
     async def plan(self, members: Sequence[Member], *, beside: Collection[Route] = (), in_haste: bool = False) -> Plan:
         """A plan for `members`, which has room while the routes `beside` it go on serving.
@@ -92,8 +99,14 @@ class Planning:
         held = frozenset[int]().union(*(self.held(member) for member in members))
         return 0 < len(held) < self.model.spec.layers
 
+    def token_seconds(self, hops: Sequence[Hop]) -> float:
+        """What a token is predicted to take on the route of `hops`; 0 if a speed is not known."""
+        plan = _plan_of(hops)
+        return self._predict(plan, self._request([hop.member for hop in hops], ())).token_seconds
+
     def _predict(self, plan: Plan, request: PlanRequest) -> Prediction:
-        return predict(plan, request, self.model.kv_bytes(1, self.precision), self.model.spec.context_length)
+        kv_layer_bytes, longest = self.model.kv_bytes(1, self.precision), self.model.spec.context_length
+        return predict(plan, request, kv_layer_bytes, longest, self.times.head)
 
     def _candidate(self, member: Member, beside: Collection[Route]) -> Candidate:
         hops = [hop for route in beside for hop in route.hops if hop.member is member]
@@ -104,25 +117,17 @@ class Planning:
             member.node_id,
             max(0, self.memory(member) - taken),
             member.hello.selected_device,
-            row_seconds=self._row_seconds(member),
+            row_seconds=self.speeds.row_seconds(member),
+            chunk_seconds=self.speeds.chunk_seconds(member),
             held=self.held(member) | pinned,
             pinned=pinned,
         )
-
-    def _row_seconds(self, member: Member) -> tuple[float, ...]:
-        speed = member.hello.speed
-        return tuple(nbytes / speed for nbytes in self._weight_bytes()) if speed else ()
-
-    def _weight_bytes(self) -> tuple[int, ...]:
-        return tuple(self.model.layer_bytes(layer, self.precision) for layer in range(self.model.spec.layers))
 
     def _request(self, members: Sequence[Member], beside: Collection[Route]) -> PlanRequest:
         settings = self.settings
         candidates = [self._candidate(member, beside) for member in members]
         asked = plan_request(self.model, self.precision, candidates, settings.min_nodes, settings.max_nodes)
-        round_trips = {member.node_id: member.link.round_trip or 0.0 for member in members}
-        wires = {(COORDINATOR, node_id): Wire(seconds / 2) for node_id, seconds in round_trips.items() if seconds}
-        return replace(asked, wires=wires)
+        return replace(asked, wires=self.wires.known(members))
 
     def _local_memory(self) -> int:
         """Each local node's share, whatever the coordinator and its siblings hold by the time it measures."""
@@ -156,8 +161,12 @@ def plan_request(
 
 def plan_of(route: Route) -> Plan:
     """What `route` was made of."""
+    return _plan_of(route.hops)
+
+
+def _plan_of(hops: Sequence[Hop]) -> Plan:
     return Plan(
-        tuple(StagePlan(hop.member.node_id, hop.layers.start, hop.layers.stop, hop.weight_bytes) for hop in route.hops)
+        tuple(StagePlan(hop.member.node_id, hop.layers.start, hop.layers.stop, hop.weight_bytes) for hop in hops)
     )
 
 

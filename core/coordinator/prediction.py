@@ -25,13 +25,16 @@ class Prediction:
     context: int
 
 
-def predict(plan: Plan, request: PlanRequest, kv_layer_bytes: int, longest: int) -> Prediction:
+def predict(
+    plan: Plan, request: PlanRequest, kv_layer_bytes: int, longest: int, head_seconds: float = 0.0
+) -> Prediction:
     """One token leaves `kv_layer_bytes` in a layer's cache, and the model itself takes `longest` tokens.
 
+    `head_seconds` is what the coordinator itself takes for it: embedding, head, sampling.
     The memory of candidates is what they offer for layers and caches if nothing else is on them.
     """
     by_id = {candidate.node_id: candidate for candidate in request.candidates}
-    seconds, known, context = wire_seconds(plan, request), True, longest
+    seconds, known, context = head_seconds + wire_seconds(plan, request), True, longest
     for stage in plan.stages:
         node, layers = by_id[stage.node_id], range(stage.start, stage.end)
         weights = sum(request.weight_bytes[layer] for layer in layers)

@@ -10,6 +10,7 @@ from enum import Enum
 import trio
 
 from core.coordinator.builder import LoadRefused, RouteBuilder
+from core.coordinator.drift import DriftWatch
 from core.coordinator.hop import Hop, HopState
 from core.coordinator.housekeeping import Housekeeping
 from core.coordinator.improvement import Better, Improvement
@@ -62,7 +63,7 @@ class Supervisor:
         self.left_out: Mapping[str, str] = {}
         self._settings = settings
         self._members = members
-        self._planning = planning
+        self.planning = planning
         self._builder = builder
         self._router = router
         self._make_service = make_service
@@ -73,6 +74,7 @@ class Supervisor:
         self._epochs = itertools.count(1)
         self._lost = ""
         self._improvement = Improvement(settings, planning, router)
+        self.drift = DriftWatch(members, router, planning, planning.times, self._drifted)
         self._failures = 0
         """Builds in a row that came to nothing."""
         self._is_stuck = False
@@ -82,6 +84,7 @@ class Supervisor:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._router.run)
+            nursery.start_soon(self.drift.run)
             nursery.start_soon(excuse_the_paused, self._members, self._routes, self._router, self._housekeeping)
             while True:
                 await self._guarded(self._next_step, nursery)
@@ -106,6 +109,10 @@ class Supervisor:
         self._improvement.ask()
         self._members.notify()
         return "a plan is made of all nodes that are there; if it differs, it takes the place of the one that serves"
+
+    def _drifted(self) -> None:
+        self._improvement.reconsider()
+        self._members.notify()
 
     async def _next_step(self, nursery: trio.Nursery) -> None:
         for broken in [service for service in self._router.services if service.route.failure is not None]:
@@ -145,7 +152,7 @@ class Supervisor:
         """The next route is made beside the one that serves, if memory allows; or after it; or there is none."""
         others = self._available()
         try:
-            plan = await self._planning.plan(others, beside=[service.route], in_haste=True)
+            plan = await self.planning.plan(others, beside=[service.route], in_haste=True)
         except PlanError:
             if self._settings.recovery_time == 0 or not await self._can_be_served_without():
                 await self._drain(service, pausing)
@@ -234,6 +241,7 @@ class Supervisor:
         return route
 
     def _open(self, route: Route, plan: Plan, nursery: trio.Nursery) -> None:
+        self._routes.wires.note_relayed(route)
         service = self._make_service(route)
         if route.epoch > 1:
             self._improvement.rest()
@@ -285,14 +293,14 @@ class Supervisor:
         while True:
             available, seen = self._available(), self._members.changes
             try:
-                plan = await self._suspicion.plan(self._planning, available)
+                plan = await self._suspicion.plan(self.planning, available)
             except PlanError as error:
                 self._is_stuck = True
                 self._become(State.WAITING, self._after_loss(str(error), *self._pauses()))
                 await self._pause(RETRY_SECONDS, seen)
                 continue
             self._is_stuck = False
-            if self.epoch == 0 and self._planning.is_partly_held(available) and trio.current_time() < patience:
+            if self.epoch == 0 and self.planning.is_partly_held(available) and trio.current_time() < patience:
                 self._become(State.LOADING, "nodes come back that held layers before: others are waited for")
                 await self._pause(patience - trio.current_time(), seen)
                 continue
@@ -322,7 +330,7 @@ class Supervisor:
     async def _can_be_served_without(self) -> bool:
         """Whether those that do not pause can hold the model."""
         try:
-            await self._planning.plan(self._available(), in_haste=True)
+            await self.planning.plan(self._available(), in_haste=True)
         except PlanError:
             return False
         return True
@@ -337,7 +345,8 @@ class Supervisor:
 
     def _new_hop(self, member: Member, layers: range) -> Hop:
         kv_token_bytes = len(layers) * self._builder.model.kv_bytes(1, self._builder.precision)
-        return Hop(next(self._numbers), member, layers, kv_token_bytes)
+        planned_seconds = self.planning.speeds.timed(member, layers)
+        return Hop(next(self._numbers), member, layers, kv_token_bytes, planned_seconds=planned_seconds)
 
     def _pauses(self) -> list[str]:
         """Those that why the route was lost does not tell of."""

@@ -136,7 +136,8 @@ class ModelCard:
 class NodeStatus:
     """One member. `layers` is [start, end) or None; memory in bytes; `link` says how its upstream reaches it.
 
-    `progress` is (bytes done, bytes in all) while it downloads or loads, as `detail` says.
+    `progress` is (bytes done, bytes in all) while it downloads or loads, as `detail` says. `row_seconds` and
+    `chunk_seconds` are what a planner is told of it, as in core.interfaces.planner.Candidate, of all layers.
     """
 
     node_id: str
@@ -152,6 +153,20 @@ class NodeStatus:
     link: str
     detail: str
     progress: tuple[int, int] | None
+    row_seconds: tuple[float, ...] = ()
+    chunk_seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WireStatus:
+    """What was measured between two nodes, or between a node and the coordinator, whose end is "".
+
+    `seconds` for a small message one way, `bandwidth` in bytes per second (0: not known).
+    """
+
+    ends: tuple[str, str]
+    seconds: float
+    bandwidth: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +174,9 @@ class ClusterStatus:
     """The cluster at one moment. `state` is waiting, loading or ready; `detail` says what it waits for.
 
     `wire_ms` is what a decode step spends between the hops; `generations` are those that run or wait.
+
+    `predicted_token_seconds` is what a token of one stream is predicted to take on the route that serves, and
+    `measured_token_seconds` what it took of late, while it was the only one; 0 if that is not known.
 
     `progress` is (bytes done, bytes in all) while the coordinator downloads or loads its own share.
     """
@@ -182,6 +200,9 @@ class ClusterStatus:
     hops: tuple[HopStatus, ...] = ()
     wire_ms: float = 0.0
     generations: tuple[SessionStatus, ...] = ()
+    wires: tuple[WireStatus, ...] = ()
+    predicted_token_seconds: float = 0.0
+    measured_token_seconds: float = 0.0
 
 
 class Engine(Protocol):

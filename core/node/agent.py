@@ -19,6 +19,7 @@ from core.node.state import Activity, Duty, Node, Presence
 from core.plugins import PluginHost
 from core.runtime.compute import open_compute_thread
 from core.runtime.device import give_back_memory, pick, set_up_torch
+from core.runtime.layer_times import KeptTimes
 from core.runtime.speed import weight_speed
 from core.trust.addresses import is_this_machine
 from core.trust.cluster import Cluster
@@ -57,6 +58,7 @@ async def run_node(settings: NodeSettings, plugins: PluginHost, activity: Activi
             node_id=settings.node_id,
             device=device,
             speed=await compute.run(weight_speed, device),
+            times=await compute.run(KeptTimes, device),
             max_memory=settings.max_memory,
             cache_dir=settings.hf_cache_dir,
             compiles=settings.compiles,

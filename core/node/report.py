@@ -9,21 +9,29 @@ import trio
 
 from core.link import Link
 from core.node.state import Node
-from core.protocol.fields import Holding
+from core.protocol.fields import Holding, LayerTime, PeerLink
 from core.protocol.messages import NodeState
 from core.runtime.device import free_memory
 from core.runtime.stage import Stage
 
 _STATE_SECONDS = 0.25
+_TOLD_TIMES = 64
 
 
 class StateReport:
     """`run` it in a task: it tells the coordinator what `changed`, a few times in a second at most."""
 
-    def __init__(self, node: Node, control: Link, stages: Callable[[], Sequence[Stage]]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        control: Link,
+        stages: Callable[[], Sequence[Stage]],
+        links: Callable[[], list[PeerLink]],
+    ) -> None:
         self._node = node
         self._control = control
         self._stages = stages
+        self._links = links
         self._kv_room: int | None = None
         self._holdings: list[Holding] = []
         self._changed = trio.Event()
@@ -48,7 +56,16 @@ class StateReport:
         if layers_changed or self._kv_room is None:
             self._kv_room, self._holdings = node.keeper.kv_room(usage.kv_bytes), node.keeper.holdings()
         node.activity.kv_bytes, node.activity.weight_bytes = usage.kv_bytes, node.keeper.nbytes
-        await self._control.send(NodeState(*usage, free_memory(node.device), self._kv_room, self._holdings))
+        held = free_memory(node.device), self._kv_room, self._holdings
+        await self._control.send(NodeState(*usage, *held, layer_times(node), self._links()))
+
+
+def layer_times(node: Node) -> list[LayerTime]:
+    """As many as the wire has room for, of the kinds of layers that it had to do with last."""
+    return [
+        LayerTime(kind, round(times.row * 1e9), round(times.chunk * 1e9))
+        for kind, times in list(node.times.by_kind.items())[-_TOLD_TIMES:]
+    ]
 
 
 class _Usage(NamedTuple):

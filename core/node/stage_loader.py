@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -23,6 +23,7 @@ from core.protocol.fields import Shard
 from core.runtime.compiled import Opaque, compile_stage, refuse_without_compiler
 from core.runtime.device import torch_dtype
 from core.runtime.held_layers import Parts, Variant
+from core.runtime.layer_costs import LayerCost, layer_costs
 from core.runtime.manifest import Proof, Prover, other_file, still_to_prove
 from core.runtime.model import Model, Precision
 from core.runtime.stage import Stage
@@ -38,13 +39,18 @@ class LoadAborted(CoreError):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`stage` is None where layers are held, or on disk, without one. `parity` is what core.parity computed."""
+    """`stage` is None where layers are held, or on disk, without one. `parity` is what core.parity computed.
+
+    `costs` are those of the stage's layers, and `width` is how wide its rows are.
+    """
 
     weight_bytes: int
     read_bytes: int
     seconds: float
     parity: Told = field(default_factory=dict)
     stage: Stage | None = None
+    costs: Sequence[LayerCost] = ()
+    width: int = 0
 
 
 class StageLoader:
@@ -96,7 +102,10 @@ class StageLoader:
         if self._compiles:
             compile_stage(stage, model.spec.hidden_size, torch_dtype(precision.compute), self._progress("compile"))
         self._stop_if_aborted()
-        return Loaded(stage.nbytes, self._read_bytes, time.monotonic() - started, self._parity, stage)
+        costs = layer_costs(model, self.layers, precision, self._shard.quant)
+        seconds = time.monotonic() - started
+        width = model.spec.hidden_size
+        return Loaded(stage.nbytes, self._read_bytes, seconds, self._parity, stage, costs, width)
 
     def hold(self) -> Loaded:
         """The layers in memory, for a later stage."""

@@ -86,6 +86,28 @@ class Holding(msgspec.Struct, frozen=True):
 Holdings = Annotated[list[Holding], msgspec.Meta(max_length=16)]
 
 
+class LayerTime(msgspec.Struct, frozen=True, array_like=True):
+    """How many nanoseconds a layer of this kind (core.runtime.layer_costs) takes on a node for one row.
+
+    `chunk_ns`: for CHUNK_ROWS rows of a prompt. 0 is what is not known.
+    """
+
+    kind: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    row_ns: Count
+    chunk_ns: Count
+
+
+class PeerLink(msgspec.Struct, frozen=True, array_like=True):
+    """The link from `hop` to the next one: its round trip, and how many bytes a second it takes (0: not known)."""
+
+    hop: Count
+    round_trip_us: Count
+    bandwidth: Count
+
+
+LayerTimes = Annotated[list[LayerTime], msgspec.Meta(max_length=64)]
+
+
 class Proof(msgspec.Struct, frozen=True):
     """What a node has to prove of its copy of the model before it serves: SHA-256 digests (core.runtime.manifest).
 

@@ -89,7 +89,7 @@ class Model:
 
     def layer_bytes(self, layer: int, precision: Precision) -> int:
         """What one layer's weights hold on a node."""
-        return _held_bytes(self._layer_specs(layer), precision)
+        return held_bytes(self._layer_specs(layer), precision)
 
     def kv_bytes(self, tokens: int, precision: Precision) -> int:
         """What one layer's KV cache of `tokens` tokens holds."""
@@ -97,7 +97,7 @@ class Model:
 
     def embed_and_head_bytes(self, precision: Precision) -> int:
         """What embedding, norm and head hold on the coordinator."""
-        return _held_bytes(self._non_layer_specs(), precision.of_embed_and_head)
+        return held_bytes(self._non_layer_specs(), precision.of_embed_and_head)
 
     def layer_tensor_names(self, layers: Sequence[int]) -> list[str]:
         return [spec.name for layer in layers for spec in self._layer_specs(layer)]
@@ -186,7 +186,8 @@ class Model:
         return list(self.architecture.non_layer_tensors(self.spec))
 
 
-def _held_bytes(specs: list[TensorSpec], precision: Precision) -> int:
+def held_bytes(specs: Sequence[TensorSpec], precision: Precision) -> int:
+    """What tensors take where they are held."""
     held = 0
     for spec in specs:
         if spec.packed or spec.embedding:

@@ -37,6 +37,8 @@ STATUS: dict[str, Any] = {
     "tokens_per_second": 8.0,
     "route_epoch": 3,
     "wire_ms": 1.25,
+    "measured_token_seconds": 0.0213,
+    "predicted_token_seconds": 0.02,
     "kv": {"tokens": 100_000, "reserved": 2000, "kept": 500},
     "nodes": [
         node("local-1", layers=[0, 30]),
@@ -77,6 +79,7 @@ def test_it_fits_and_every_row_is_a_line(columns: int, monkeypatch: pytest.Monke
     lines = [line.rstrip() for line in shown(STATUS, columns, monkeypatch).splitlines()]
     assert max(map(len, lines)) <= columns
     assert "8.0 tokens/s   1 generation   between hops 1.2 ms   route 3" in lines
+    assert "a token takes 21.3 ms, 20.0 predicted" in lines
     rows = [line.split() for line in lines]
     assert ["annas-gaming-computer-3foptdso", "ready", "[30,", "48)", "cuda:0", "24.00", "GB", "relayed"] in rows
     assert ["carl-5mbt3w2x", "loading", "45%", "-", "cuda:0", "24.00", "GB", "-"] in rows
@@ -111,4 +114,4 @@ def test_before_anybody_has_joined_there_are_no_tables(monkeypatch: pytest.Monke
     text = shown(waiting | {"nodes": [], "hops": [], "generations": [], "sessions": 0}, 80, monkeypatch)
     assert "Qwen/Qwen2.5-14B-Instruct  waiting: 2 more nodes must join [no] luck" in text
     assert "0 generations" in text
-    assert len(text.splitlines()) == 3
+    assert len(text.splitlines()) == 4
