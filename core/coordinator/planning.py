@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 RESERVED_CONTEXT = 4096
 """Tokens of KV cache that a plan sets aside in every layer (fewer if the model's context is shorter)."""
+EXCLUDED = "left out by `core serve --exclude`"
 USABLE = 0.9
 """The part of a node's free memory that a plan fills, if its user set no cap: batches need room as well."""
 
@@ -55,11 +56,28 @@ class Planning:
 
         Raises PlanError, in words, if there is none.
         """
-        missing = self.settings.min_nodes - len(members)
+        excluded = self.settings.excluded
+        usable = [member for member in members if member.node_id not in excluded]
+        missing = self.settings.min_nodes - len(usable)
         if missing > 0:
             raise PlanError(f"{missing} more node{'s' if missing > 1 else ''} must join")
-        request = replace(self._request(members, beside), in_haste=in_haste)
-        return await trio.to_thread.run_sync(planned, self.planner, request)
+        self._refuse_absent(usable)
+        request = replace(self._request(usable, beside), in_haste=in_haste)
+        plan = await trio.to_thread.run_sync(planned, self.planner, request)
+        told = [(member.node_id, EXCLUDED) for member in members if member.node_id in excluded]
+        return replace(plan, left_out=(*plan.left_out, *told))
+
+    def _refuse_absent(self, members: Sequence[Member]) -> None:
+        """Raises PlanError if layers are pinned to a node that is not there."""
+        absent = self.settings.pins.keys() - {member.node_id for member in members}
+        if absent:
+            named = ", ".join(map(repr, sorted(absent)))
+            raise PlanError(f"layers are pinned to {named}", "it is waited for", "see `core serve --pin`")
+
+    @property
+    def asked(self) -> PlanRequest:
+        """What planners are asked for, whoever is there."""
+        return self._request((), ())
 
     def gain(self, plan: Plan, route: Route, members: Sequence[Member]) -> str:
         """In what `plan` is predicted to be so much better than `route` that it should take its place; or empty."""
@@ -83,7 +101,8 @@ class Planning:
             free = float(self._local_memory())
         else:
             free = float(hello.free_memory or self.settings.target_node_memory or 0)
-        return node_memory(free, capped=hello.max_memory_bytes is not None)
+        usable = node_memory(free, capped=hello.max_memory_bytes is not None)
+        return min(usable, self.settings.node_memory.get(member.node_id, usable))
 
     @property
     def from_hub(self) -> bool:
@@ -126,8 +145,11 @@ class Planning:
     def _request(self, members: Sequence[Member], beside: Collection[Route]) -> PlanRequest:
         settings = self.settings
         candidates = [self._candidate(member, beside) for member in members]
-        asked = plan_request(self.model, self.precision, candidates, settings.min_nodes, settings.max_nodes)
-        return replace(asked, wires=self.wires.known(members))
+        context = settings.planned_context or min(RESERVED_CONTEXT, settings.max_context or RESERVED_CONTEXT)
+        bounds = settings.min_nodes, settings.max_nodes
+        asked = plan_request(self.model, self.precision, candidates, *bounds, context)
+        pins = {node_id: layers for node_id, layers in settings.pins.items() if node_id in {m.node_id for m in members}}
+        return replace(asked, wires=self.wires.known(members), plan_for=settings.plan_for, pins=pins)
 
     def _local_memory(self) -> int:
         """Each local node's share, whatever the coordinator and its siblings hold by the time it measures."""
@@ -146,8 +168,10 @@ def plan_request(
     candidates: Sequence[Candidate],
     min_nodes: int,
     max_nodes: int | None,
+    context: int = RESERVED_CONTEXT,
 ) -> PlanRequest:
-    reserve = model.kv_bytes(min(model.spec.context_length, RESERVED_CONTEXT), precision)
+    """Room for `context` tokens is set aside in each layer, or for as many as the model takes."""
+    reserve = model.kv_bytes(min(model.spec.context_length, context), precision)
     weights = tuple(model.layer_bytes(layer, precision) for layer in range(model.spec.layers))
     return PlanRequest(
         layer_bytes=tuple(nbytes + reserve for nbytes in weights),

@@ -61,6 +61,7 @@ class Supervisor:
         self.epoch = 0
         """Of the newest route that serves, or else of the one that is being made."""
         self.left_out: Mapping[str, str] = {}
+        self.notes: tuple[str, ...] = ()
         self._settings = settings
         self._members = members
         self.planning = planning
@@ -223,7 +224,7 @@ class Supervisor:
         if self._router.serving is None:
             self.epoch = route.epoch
             self.required = max(self._settings.min_nodes, len(hops))
-            self.left_out = dict(plan.left_out)
+            self.left_out, self.notes = dict(plan.left_out), plan.notes
         _log.info("plan for route %d: %s", route.epoch, describe(plan))
         self._members.notify()
         try:
@@ -246,7 +247,7 @@ class Supervisor:
         if route.epoch > 1:
             self._improvement.rest()
         self.epoch, self.required = route.epoch, max(self._settings.min_nodes, len(route.hops))
-        self.left_out, self._lost = dict(plan.left_out), ""
+        self.left_out, self.notes, self._lost = dict(plan.left_out), plan.notes, ""
         self._members.spare(self.left_out)
         _log.info("route %d is ready: %s", route.epoch, describe(plan))
         self._become(State.READY, "")

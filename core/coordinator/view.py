@@ -9,7 +9,7 @@ from core.coordinator.members import Member, MemberState
 from core.coordinator.session import Session, Status
 from core.coordinator.supervisor import State, Supervisor
 from core.coordinator.telemetry import gauge, status_of
-from core.interfaces.engine import ClusterStatus, NodeStatus, WireStatus
+from core.interfaces.engine import ClusterStatus, NodeStatus, PlanningStatus, WireStatus
 from core.interfaces.telemetry import KVStatus, Metric
 
 
@@ -43,6 +43,8 @@ def cluster_status(live: Live, phase: str, progress: tuple[int, int] | None) -> 
         ),
         predicted_token_seconds=_predicted(live),
         measured_token_seconds=live.telemetry.times.token,
+        notes=supervisor.notes if supervisor else (),
+        planning=_planning(live),
     )
 
 
@@ -70,6 +72,23 @@ def _predicted(live: Live) -> float:
     return live.supervisor.planning.token_seconds(serving.route.hops)
 
 
+def _planning(live: Live) -> PlanningStatus | None:
+    if live.supervisor is None:
+        return None
+    asked = live.supervisor.planning.asked
+    return PlanningStatus(
+        planner=live.settings.planner,
+        plan_for=asked.plan_for.value,
+        layer_bytes=asked.layer_bytes,
+        weight_bytes=asked.weight_bytes,
+        row_bytes=asked.row_bytes,
+        min_nodes=asked.min_stages,
+        max_nodes=asked.max_stages,
+        pins={node_id: (layers.start, layers.stop) for node_id, layers in live.settings.pins.items()},
+        excluded=tuple(sorted(live.settings.excluded)),
+    )
+
+
 def _rounded(seconds: float) -> float:
     return float(f"{seconds:.4g}")
 
@@ -93,6 +112,7 @@ def _node_status(member: Member, supervisor: Supervisor | None) -> NodeStatus:
         progress=member.progress,
         row_seconds=tuple(map(_rounded, speeds.row_seconds(member))) if speeds else (),
         chunk_seconds=tuple(map(_rounded, speeds.chunk_seconds(member))) if speeds else (),
+        memory=supervisor.planning.memory(member) if supervisor else 0,
     )
 
 

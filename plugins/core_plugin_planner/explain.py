@@ -125,7 +125,7 @@ class Explanation:
         saved = back_and_forth * (nanoseconds - cable)
         if saved >= WORTH * total and self._is_measured(*ends):
             yield f"{told} By a gigabit cable it would take {self._instead(total, total - saved)}."
-        elif len(self.path) > 1 and nanoseconds >= WORTH * total:
+        elif len(self.path) > 1 and self._is_measured(*ends):
             yield told
 
     def _why_so_many(self) -> Iterator[str]:
