@@ -14,6 +14,7 @@ import trio
 from core.coordinator.hop import Hop
 from core.coordinator.members import Member
 from core.coordinator.prediction import Prediction, gain, predict
+from core.coordinator.requirements import Requirements
 from core.coordinator.route import Route
 from core.coordinator.settings import CoordinatorSettings
 from core.coordinator.speeds import Speeds
@@ -49,12 +50,24 @@ class Planning:
     speeds: Speeds
     wires: Wires
     times: TokenTimes
+    requirements: Requirements
 
     async def plan(self, members: Sequence[Member], *, beside: Collection[Route] = (), in_haste: bool = False) -> Plan:
         """A plan for `members`, which has room while the routes `beside` it go on serving.
 
         Raises PlanError, in words, if there is none.
         """
+        lacking = [(member.node_id, lack) for member in members if (lack := self.requirements.lacking(member))]
+        able = [member for member in members if member.node_id not in dict(lacking)]
+        try:
+            plan = await self._planned(able, beside, in_haste)
+        except PlanError as error:
+            reasons = [error.message, *(f"node {node_id!r} is left out, for {lack}" for node_id, lack in lacking)]
+            told = "; ".join(filter(None, reasons))
+            raise PlanError(error.title, told, error.hint, missing_bytes=error.missing_bytes) from error
+        return replace(plan, left_out=(*plan.left_out, *lacking))
+
+    async def _planned(self, members: Sequence[Member], beside: Collection[Route], in_haste: bool) -> Plan:
         missing = self.settings.min_nodes - len(members)
         if missing > 0:
             raise PlanError(f"{missing} more node{'s' if missing > 1 else ''} must join")
@@ -121,6 +134,9 @@ class Planning:
             chunk_seconds=self.speeds.chunk_seconds(member),
             held=self.held(member) | pinned,
             pinned=pinned,
+            on_disk=member.has_on_disk(self.held_as),
+            load_speed=float(member.reported.load_speed),
+            labels=frozenset(member.hello.labels),
         )
 
     def _request(self, members: Sequence[Member], beside: Collection[Route]) -> PlanRequest:
