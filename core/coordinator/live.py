@@ -11,6 +11,7 @@ from core.coordinator.members import Members
 from core.coordinator.node_port import NodePort
 from core.coordinator.parity_check import ParityCheck
 from core.coordinator.planning import Planning
+from core.coordinator.requirements import Requirements
 from core.coordinator.route import Route
 from core.coordinator.router import Router
 from core.coordinator.routes import Routes
@@ -73,6 +74,7 @@ class Live:
             Speeds.of(model, precision),
             self.routes.wires,
             self.telemetry.times,
+            Requirements.of(self._plugins, settings.source, model.architecture.name, settings.quant),
         )
         self.telemetry.times.begin(loaded.head_seconds)
         router = Router(settings.recovery_time, self.telemetry)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import sha256
@@ -13,7 +13,7 @@ import trio
 from core.coordinator.hop import Answer, Hop, HopState
 from core.errors import ChannelClosed, ProtocolError
 from core.link import Link
-from core.protocol.fields import Holding
+from core.protocol.fields import Holding, Span
 from core.protocol.messages import (
     Error,
     ErrorCode,
@@ -89,7 +89,16 @@ class Member:
         """Routes do without it."""
         self.detail = ""
         self.progress: tuple[int, int] | None = None
-        self.reported = NodeState(0, 0, 0, hello.free_memory, 0, hello.holdings, hello.layer_times)
+        self.reported = NodeState(
+            0,
+            0,
+            0,
+            hello.free_memory,
+            holdings=hello.holdings,
+            layer_times=hello.layer_times,
+            on_disk=hello.on_disk,
+            load_speed=hello.load_speed,
+        )
         self.excess = 0.0
         """Seconds for each byte that a row reads on it, beyond what it says: it was seen to be so much slower."""
         self._news: deque[float] = deque(maxlen=_MAX_NEWS)
@@ -135,16 +144,14 @@ class Member:
         return "left" if self.leaves else "is paused"
 
     def holds(self, wanted: Holding) -> frozenset[int]:
-        """The layers that it has in memory, of those which `wanted` names and which are packed as that says.
-
-        However many spans it reports, each layer is looked at once.
-        """
+        """The layers that it has in memory, of those which `wanted` names and which are packed as that says."""
         alike = [one for one in self.reported.holdings if _same_kind(one, wanted)]
-        layers, seen, held = max(span.end for span in wanted.layers), 0, set[int]()
-        for start, end in sorted((span.start, span.end) for one in alike for span in one.layers):
-            held.update(range(max(start, seen), min(end, layers)))
-            seen = max(seen, end)
-        return frozenset(held)
+        return _within(wanted, [span for one in alike for span in one.layers])
+
+    def has_on_disk(self, wanted: Holding) -> frozenset[int]:
+        """The layers that it need not download, of those which `wanted` names."""
+        alike = [one for one in self.reported.on_disk if one.manifest == wanted.manifest]
+        return _within(wanted, [span for one in alike for span in one.layers])
 
     def holds_others(self, wanted: Holding) -> bool:
         """Whether it has layers in memory that are packed otherwise, or of another checkpoint."""
@@ -230,6 +237,15 @@ class Member:
         self.gone_because = reason
         for hop in (*self.hops, *self.stand_ins):
             hop.close()
+
+
+def _within(wanted: Holding, spans: Iterable[Span]) -> frozenset[int]:
+    """The layers of `spans` that `wanted` may name. However many spans there are, each layer is looked at once."""
+    layers, seen, found = max(span.end for span in wanted.layers), 0, set[int]()
+    for start, end in sorted((span.start, span.end) for span in spans):
+        found.update(range(max(start, seen), min(end, layers)))
+        seen = max(seen, end)
+    return frozenset(found)
 
 
 def _same_kind(one: Holding, other: Holding) -> bool:

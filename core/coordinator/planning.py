@@ -14,6 +14,7 @@ import trio
 from core.coordinator.hop import Hop
 from core.coordinator.members import Member
 from core.coordinator.prediction import Prediction, gain, predict
+from core.coordinator.requirements import Requirements
 from core.coordinator.route import Route
 from core.coordinator.settings import CoordinatorSettings
 from core.coordinator.speeds import Speeds
@@ -28,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 RESERVED_CONTEXT = 4096
 """Tokens of KV cache that a plan sets aside in every layer (fewer if the model's context is shorter)."""
-EXCLUDED = "left out by `core serve --exclude`"
+EXCLUDED = "`core serve --exclude` names it"
 USABLE = 0.9
 """The part of a node's free memory that a plan fills, if its user set no cap: batches need room as well."""
 
@@ -50,22 +51,34 @@ class Planning:
     speeds: Speeds
     wires: Wires
     times: TokenTimes
+    requirements: Requirements
 
     async def plan(self, members: Sequence[Member], *, beside: Collection[Route] = (), in_haste: bool = False) -> Plan:
         """A plan for `members`, which has room while the routes `beside` it go on serving.
 
         Raises PlanError, in words, if there is none.
         """
-        excluded = self.settings.excluded
-        usable = [member for member in members if member.node_id not in excluded]
-        missing = self.settings.min_nodes - len(usable)
+        lacking = [(member.node_id, lack) for member in members if (lack := self._why_not(member))]
+        able = [member for member in members if member.node_id not in dict(lacking)]
+        try:
+            plan = await self._planned(able, beside, in_haste)
+        except PlanError as error:
+            reasons = [error.message, *(f"node {node_id!r} is left out, for {lack}" for node_id, lack in lacking)]
+            told = "; ".join(filter(None, reasons))
+            raise PlanError(error.title, told, error.hint, missing_bytes=error.missing_bytes) from error
+        return replace(plan, left_out=(*plan.left_out, *lacking))
+
+    def _why_not(self, member: Member) -> str:
+        """Why it gets no layers, whatever the plan; empty if it may."""
+        return EXCLUDED if member.node_id in self.settings.excluded else self.requirements.lacking(member)
+
+    async def _planned(self, members: Sequence[Member], beside: Collection[Route], in_haste: bool) -> Plan:
+        missing = self.settings.min_nodes - len(members)
         if missing > 0:
             raise PlanError(f"{missing} more node{'s' if missing > 1 else ''} must join")
-        self._refuse_absent(usable)
-        request = replace(self._request(usable, beside), in_haste=in_haste)
-        plan = await trio.to_thread.run_sync(planned, self.planner, request)
-        told = [(member.node_id, EXCLUDED) for member in members if member.node_id in excluded]
-        return replace(plan, left_out=(*plan.left_out, *told))
+        self._refuse_absent(members)
+        request = replace(self._request(members, beside), in_haste=in_haste)
+        return await trio.to_thread.run_sync(planned, self.planner, request)
 
     def _refuse_absent(self, members: Sequence[Member]) -> None:
         """Raises PlanError if layers are pinned to a node that is not there."""
@@ -140,6 +153,9 @@ class Planning:
             chunk_seconds=self.speeds.chunk_seconds(member),
             held=self.held(member) | pinned,
             pinned=pinned,
+            on_disk=member.has_on_disk(self.held_as),
+            load_speed=float(member.reported.load_speed),
+            labels=frozenset(member.hello.labels),
         )
 
     def _request(self, members: Sequence[Member], beside: Collection[Route]) -> PlanRequest:

@@ -13,6 +13,7 @@ from core.errors import ChannelClosed, ConfigError, ProtocolError, TrustError, s
 from core.interfaces.transport import Channel, Transport
 from core.link import open_link
 from core.node.connection import Connection
+from core.node.disk_record import DiskRecord
 from core.node.layer_keeper import LayerKeeper
 from core.node.settings import NodeSettings
 from core.node.state import Activity, Duty, Node, Presence
@@ -59,6 +60,8 @@ async def run_node(settings: NodeSettings, plugins: PluginHost, activity: Activi
             device=device,
             speed=await compute.run(weight_speed, device),
             times=await compute.run(KeptTimes, device),
+            disk=DiskRecord(),
+            labels=settings.labels,
             max_memory=settings.max_memory,
             cache_dir=settings.hf_cache_dir,
             compiles=settings.compiles,

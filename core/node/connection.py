@@ -18,7 +18,7 @@ from core.node.hop import Hop
 from core.node.loading import Preparation
 from core.node.peers import accept_downstream
 from core.node.proof import answer_challenge
-from core.node.report import StateReport, layer_times
+from core.node.report import StateReport, installed, layer_times
 from core.node.state import Node
 from core.protocol.codec import Packet
 from core.protocol.fields import PeerLink, clipped
@@ -90,6 +90,7 @@ class Connection:
         membership = self._node.membership
         cluster = membership.cluster if membership else None
         listener, invite = (cluster.fingerprint, cluster.secret) if cluster else (None, None)
+        await trio.to_thread.run_sync(self._node.disk.look)
         signature = await answer_challenge(self._link, self._node.identity, "node", listener)
         offer = hello(self._node, [self._link.local_host], peer_port)
         request = Request(self._node, cluster) if cluster and cluster.asks else None
@@ -249,6 +250,10 @@ def hello(node: Node, peer_hosts: list[str], peer_port: int) -> Hello:
         chunk_speed=node.speed.chunk,
         layer_times=layer_times(node),
         holdings=node.keeper.holdings(),
+        on_disk=node.disk.told,
+        load_speed=node.disk.speed,
+        labels=list(node.labels),
+        plugins=installed(node.plugins),
         peer_hosts=peer_hosts,
         peer_port=peer_port,
         paused=clipped(node.duty.paused),

@@ -9,13 +9,16 @@ import trio
 
 from core.link import Link
 from core.node.state import Node
-from core.protocol.fields import Holding, LayerTime, PeerLink
+from core.plugins import PluginHost
+from core.protocol.fields import Holding, LayerTime, PeerLink, Plugin
 from core.protocol.messages import NodeState
 from core.runtime.device import free_memory
 from core.runtime.stage import Stage
 
 _STATE_SECONDS = 0.25
 _TOLD_TIMES = 64
+_TOLD_PLUGINS, _TOLD_ADDS = 128, 256
+_NEEDED = ("architecture ", "quantizer ", "checkpoint format ")
 
 
 class StateReport:
@@ -56,8 +59,23 @@ class StateReport:
         if layers_changed or self._kv_room is None:
             self._kv_room, self._holdings = node.keeper.kv_room(usage.kv_bytes), node.keeper.holdings()
         node.activity.kv_bytes, node.activity.weight_bytes = usage.kv_bytes, node.keeper.nbytes
-        held = free_memory(node.device), self._kv_room, self._holdings
-        await self._control.send(NodeState(*usage, *held, layer_times(node), self._links()))
+        state = NodeState(
+            *usage,
+            free_memory(node.device),
+            self._kv_room,
+            self._holdings,
+            layer_times=layer_times(node),
+            links=self._links(),
+            on_disk=node.disk.told,
+            load_speed=node.disk.speed,
+        )
+        await self._control.send(state)
+
+
+def installed(plugins: PluginHost) -> list[Plugin]:
+    """What a model may need of them, as much as the wire has room for."""
+    added = [(each, [name for name in each.adds if name.startswith(_NEEDED)][:_TOLD_ADDS]) for each in plugins.loaded]
+    return [Plugin(each.distribution, each.version, adds) for each, adds in added if adds][:_TOLD_PLUGINS]
 
 
 def layer_times(node: Node) -> list[LayerTime]:

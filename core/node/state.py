@@ -12,6 +12,7 @@ import torch
 import trio
 
 from core.interfaces.transport import Transport
+from core.node.disk_record import DiskRecord
 from core.node.layer_keeper import LayerKeeper
 from core.plugins import PluginHost
 from core.runtime.compute import ComputeThread
@@ -140,6 +141,8 @@ class Node:
     device: torch.device
     speed: WeightSpeed
     times: KeptTimes
+    disk: DiskRecord
+    labels: tuple[str, ...]
     max_memory: int | None
     cache_dir: Path | None
     compiles: bool

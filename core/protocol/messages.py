@@ -8,15 +8,18 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from core.protocol.fields import (
+    AllOnDisk,
     Certificate,
     Commitment,
     Count,
     Fingerprint,
     Holdings,
+    Label,
     LayerTimes,
     Name,
     Nonce,
     PeerLink,
+    Plugins,
     Port,
     Secret,
     Segment,
@@ -48,7 +51,9 @@ class Hello(Message, frozen=True):
 
     `paused` is why it takes no layers for now; "" where it does. `speed` is how many bytes of weights its device was
     measured to multiply with one row in a second, `chunk_speed` with CHUNK_ROWS rows (0: not measured); `layer_times`
-    are those that it has had to do with. `holdings` is what it has in memory from before.
+    are those that it has had to do with. `holdings` is what it has in memory from before, `on_disk` what it need not
+    download, and `load_speed` how many bytes a second of that it loads (0: not known). `labels` are its owner's words
+    for it, for planners; `plugins` those that add architectures, quantizers or checkpoint formats.
     `local_token` proves that the coordinator started it as a process of its own machine.
     On an encrypted link `signature` proves that the node holds the key of `certificate`; `invite` is the secret of an
     invite, from a node whose key the coordinator does not know yet. Without one, `asks` asks the host to be let in: the
@@ -67,6 +72,10 @@ class Hello(Message, frozen=True):
     chunk_speed: Count = 0
     layer_times: LayerTimes = []
     holdings: Holdings = []
+    on_disk: AllOnDisk = []
+    load_speed: Count = 0
+    labels: Annotated[list[Label], msgspec.Meta(max_length=16)] = []
+    plugins: Plugins = []
     peer_hosts: Annotated[list[Name], msgspec.Meta(max_length=16)] = []
     peer_port: Port = 0
     paused: Text = ""
@@ -272,7 +281,7 @@ class NodeState(Message, frozen=True):
     `kv_room` is how many bytes of KV cache its memory has room for beside the layers that it holds, those that are
     filled included: it is measured when layers come or go. `layer_times` are those of its hops' layers, if they were
     timed: what serving has shown of late, or else what was found when they had been loaded. `links` are those of its
-    hops to the next ones, once they were measured.
+    hops to the next ones, once they were measured. `on_disk` and `load_speed` as in HELLO.
     """
 
     TYPE: ClassVar = "NODE_STATE"
@@ -284,6 +293,8 @@ class NodeState(Message, frozen=True):
     holdings: Holdings = []
     layer_times: LayerTimes = []
     links: Annotated[list[PeerLink], msgspec.Meta(max_length=64)] = []
+    on_disk: AllOnDisk = []
+    load_speed: Count = 0
 
 
 class Ping(Message, frozen=True):

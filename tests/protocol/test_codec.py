@@ -18,7 +18,7 @@ from core.protocol.codec import (
     Packet,
     encode,
 )
-from core.protocol.fields import Holding, LayerTime, PeerLink, Proof, Segment, Shard, Span, Tensor
+from core.protocol.fields import Holding, LayerTime, OnDisk, PeerLink, Plugin, Proof, Segment, Shard, Span, Tensor
 from core.protocol.messages import (
     BY_TYPE,
     PROTOCOL_VERSION,
@@ -70,6 +70,7 @@ SHARD = Shard(
     parity_layer=4,
 )
 LAYER_TIME = LayerTime(bytes(range(16)), 1_200_000, 0)
+ON_DISK = OnDisk(bytes(32), [Span(0, 4)])
 HOLDING = Holding(bytes(32), "fp16", "fp16", [Span(0, 4), Span(7, 9)])
 EXAMPLES: list[Message] = [
     Hello(
@@ -83,6 +84,10 @@ EXAMPLES: list[Message] = [
         speed=60_000_000_000,
         chunk_speed=900_000_000,
         layer_times=[LAYER_TIME],
+        on_disk=[ON_DISK],
+        load_speed=2**30,
+        labels=["attic", "rtx-4090"],
+        plugins=[Plugin("core-cluster", "0.1.0", ["architecture llama"])],
         holdings=[HOLDING],
         peer_hosts=["192.168.1.7", "fe80::1"],
         peer_port=50_123,
@@ -112,7 +117,7 @@ EXAMPLES: list[Message] = [
     Pause("its user quit", leaves=True),
     Leave("its user quit"),
     NodeState(sessions=2, kv_tokens=700, kv_bytes=2**31, free_memory=2**34, kv_room=2**33, holdings=[HOLDING]),
-    NodeState(0, 0, 0, 2**34, layer_times=[LAYER_TIME], links=[PeerLink(3, 20_000, 2**24)]),
+    NodeState(0, 0, 0, 2**34, layer_times=[LAYER_TIME], links=[PeerLink(3, 20_000, 2**24)], on_disk=[ON_DISK]),
     Ping(2**50),
     Pong(2**50),
     Ping(2**50, bytes(2**16)),
