@@ -172,7 +172,9 @@ class Explanation:
         used = [self.problem.nodes[node] for node in self.order]
         for node in used:
             more = tuple(replace(each, memory=each.memory + GB * (each is node)) for each in used)
-            cost = best_cost(Problem(replace(self.request, candidates=more)))
+            problem = Problem(replace(self.request, candidates=more))
+            few = len(used) <= MAX_TRIED
+            cost = best_cost(problem) if few else for_speed(problem).cost(range(len(used)))
             best = min(best, (NEVER if cost is None else cost, node.node_id))
         if best[0] <= now * (1 - WORTH_A_GIGABYTE):
             whose = "a token on the slowest machine" if self.for_throughput else "a token"

@@ -77,15 +77,14 @@ def _solved(problem: Problem) -> Path | None:
 
 def _starts(problem: Problem) -> list[Order]:
     """A search among many nodes begins from few of them, from those that hold layers, and from what `balanced` has."""
-    pins, nodes = problem.request.pins, problem.nodes
-    pinned = sorted(problem.required, key=lambda index: pins[nodes[index].node_id].start)
+    nodes = problem.nodes
     held = {index: sorted(node.held) for index, node in enumerate(nodes) if node.held}
     holding = sorted(held, key=lambda index: (held[index][len(held[index]) // 2], index))[: problem.most]
     balanced: list[int] = []
     with suppress(PlanError):
         chosen = [stage.node_id for stage in BalancedPlanner().plan(problem.request).stages]
         balanced = [index for node_id in chosen for index, node in enumerate(nodes) if node.node_id == node_id]
-    starts = [tuple(pinned or [0]), tuple(holding), tuple(balanced)]
+    starts = [problem.pinned or (0,), tuple(holding), tuple(balanced)]
     return [start for start in starts if start and problem.required.issubset(start)]
 
 

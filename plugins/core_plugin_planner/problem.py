@@ -72,6 +72,12 @@ class Problem:
         """The nodes that have pinned layers."""
         return frozenset(index for index, node in enumerate(self.nodes) if self.request.pins.get(node.node_id))
 
+    @property
+    def pinned(self) -> tuple[int, ...]:
+        """The nodes that have pinned layers, in the order of these."""
+        pins = self.request.pins
+        return tuple(sorted(self.required, key=lambda index: pins[self.nodes[index].node_id].start))
+
     def by_promise(self) -> list[int]:
         """The nodes: first the required ones and those that hold layers, then those that take a layer in least time.
 

@@ -11,17 +11,19 @@ from core import PlanFor
 from core_plugin_planner.exact import MAX_NODES, best_order
 from core_plugin_planner.labels import label_orders
 from core_plugin_planner.objective import Objective, Order, Path, stages_of
-from core_plugin_planner.problem import NEVER, VIOLATION, Array, Problem
+from core_plugin_planner.problem import NANOSECONDS, NEVER, VIOLATION, Array, Problem
 from core_plugin_planner.search import good_order, spread_order
 
 NEAR = 0.02
 """Plans that cost so much more than the best one count as equally good: measured times are off by as much."""
 MOVING_SHARE = 0.75
 """Of NEAR, what is paid to load nothing; the rest, to use few nodes and fill them alike."""
-ZEAL = (10, 3, 1)
+ZEAL = (1000, 30, 3, 1)
 """How many times as much is offered for it at first: what is paid may come to less, and is seen afterwards."""
 HASTE_TOKENS = 512
 """In haste what counts is when an answer of so many tokens is there, loading included."""
+HASTE_SLACK = NANOSECONDS
+"""In haste a second more or less decides nothing."""
 RESTARTS = 2
 """How often the search for many nodes' best order begins again."""
 LABELLED = 3
@@ -33,12 +35,11 @@ def solve(problem: Problem, starts: Sequence[Order]) -> Path | None:
     if weighs_loading(problem):
         answer = np.where(problem.compute < NEVER, problem.compute * HASTE_TOKENS, NEVER)
         objective = _objective(problem, np.minimum(answer + problem.loading, NEVER), problem.wires * HASTE_TOKENS)
-        return _tidied(problem, objective, _with_labelled(objective, starts), moving_share=0.0)
+        return _tidied(problem, objective, _with_labelled(objective, starts), slack=HASTE_SLACK)
     fastest = for_speed(problem)
     if not fastest.bottleneck:
         return _tidied(problem, fastest, _with_labelled(fastest, starts))
-    pinned = tuple(node for node in starts[0] if node in problem.required)
-    order = _best(fastest, [spread_order(fastest, pinned)], RESTARTS)
+    order = _fastest(problem, fastest, RESTARTS)
     bound = fastest.cost(order)
     if bound >= VIOLATION:
         return None
@@ -67,9 +68,15 @@ def best_cost(problem: Problem) -> int | None:
     if problem.most < problem.fewest:
         return None
     objective = for_speed(problem)
-    starts = [tuple(sorted(problem.required)) or (0,)]
-    cost = objective.cost(_best(objective, _with_labelled(objective, starts), restarts=0))
+    cost = objective.cost(_fastest(problem, objective, restarts=0))
     return cost if cost < VIOLATION else None
+
+
+def _fastest(problem: Problem, objective: Objective, restarts: int) -> Order:
+    """The best order for speed."""
+    if objective.bottleneck and objective.nodes > MAX_NODES:
+        return good_order(objective, [spread_order(objective, problem.pinned)], restarts)
+    return _best(objective, _with_labelled(objective, [problem.pinned or (0,)]), restarts)
 
 
 def _tidied(
@@ -77,13 +84,13 @@ def _tidied(
     objective: Objective,
     starts: Sequence[Order],
     *,
-    moving_share: float = MOVING_SHARE,
+    slack: int = 0,
     restarts: int = RESTARTS,
 ) -> Path | None:
     """What is nearly as good as the best, loads less, and has few stages that are filled alike.
 
-    Each of the two is weighed against what the best plan has of it. So with a zeal of 1 no plan is taken that costs
-    more than NEAR beyond the best one; with more it has to be seen.
+    Nearly: it costs no more than NEAR and `slack` beyond it. Each of the two is weighed against what the best plan has
+    of it: so with a zeal of 1 every plan is near; with more it has to be seen.
     """
     order = _best(objective, starts, restarts)
     cost = objective.cost(order)
@@ -93,14 +100,15 @@ def _tidied(
     moves, untidiness = (
         sum(each[stage] for stage in stages_of(path)) for each in (problem.loading, problem.untidiness)
     )
-    extra = problem.untidiness * ((1 - moving_share) * NEAR * cost / untidiness)
+    allowance = NEAR * cost + slack
+    extra = problem.untidiness * ((1 - MOVING_SHARE) * allowance / untidiness)
     if moves:
-        extra += problem.loading * (moving_share * NEAR * cost / moves)
+        extra += problem.loading * (MOVING_SHARE * allowance / moves)
     for zeal in ZEAL:
         paid = np.rint(np.minimum(zeal * extra, VIOLATION)).astype(np.int64)
         weighed = replace(objective, stages=np.minimum(objective.stages + paid, NEVER))
         tidy = weighed.path(_best(weighed, [order, *starts], restarts=0))
-        if objective.cost_of(tidy) <= (1 + NEAR) * cost:
+        if objective.cost_of(tidy) <= cost + allowance:
             return tidy
     return path
 
