@@ -120,9 +120,12 @@ def _difference(now: Plan | None, request: PlanRequest, then: Plan, changed: Pla
 
     if now is None:
         return "As it is, the model does not fit."
-    before, after = (predict(*made, 0, 0).token_seconds for made in ((now, request), (then, changed)))
+    predicted = [predict(*made, 0, 0) for made in ((now, request), (then, changed))]
+    one_stream = request.plan_for is PlanFor.LATENCY
+    before, after = (each.token_seconds if one_stream else each.stage_seconds for each in predicted)
+    what = "A token" if one_stream else "A token on the slowest machine"
     if not (before and after):
         return "What that brings can't be said: the speed of some machine is not known."
     if abs(after - before) < 0.01 * before:
-        return f"A token takes {1000 * after:.3g} ms, as it does now."
-    return f"A token takes {1000 * after:.3g} ms instead of {1000 * before:.3g} ms now."
+        return f"{what} would take {1000 * after:.3g} ms, as now."
+    return f"{what} would take {1000 * after:.3g} ms instead of {1000 * before:.3g} ms now."

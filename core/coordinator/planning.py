@@ -101,7 +101,7 @@ class Planning:
         if not all(request.wire(node_id, COORDINATOR) for node_id in used):
             # A wire that was measured and one that was not can't be compared.
             request = replace(request, wires={})
-        return gain(self._predict(plan, request), self._predict(serving, request))
+        return gain(self._predict(plan, request), self._predict(serving, request), request.plan_for)
 
     def layer_bytes(self, layers: range) -> int:
         """Of their weights."""
