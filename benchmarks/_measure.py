@@ -113,11 +113,11 @@ async def local_cluster(
         **{"quant": "fp16", **more},
     )
     async with serving(settings, "127.0.0.1", 0, ApiSettings(), lambda line: None) as server:
-        await _until_ready(server)
+        await until_ready(server)
         yield server
 
 
-async def _until_ready(server: Server) -> None:
+async def until_ready(server: Server) -> None:
     for _ in range(20 * READY_SECONDS):
         if server.coordinator.status().state == "ready":
             return

@@ -30,6 +30,10 @@ GREETING_BYTES = 64 * 1024
 """The largest frame that is taken from a peer before it has said who it is."""
 _QUEUE = 256
 _ROUND_TRIPS, _FEW = 16, 3
+PROBES, PROBE_BYTES = 3, 64 * 1024
+"""Heartbeats that carry so much, to see how much longer they take: once, after the first few."""
+_NOISE_SECONDS = 1e-4
+"""What two heartbeats differ by anyhow."""
 _FLUSH_SECONDS = 1.0
 _HELD_UP_SECONDS = 0.25
 """A task that runs so much later than it should: its process, or its machine, was held up."""
@@ -45,6 +49,11 @@ class Link:
         self.within_this_machine = is_loopback(host_of(channel.peer)) or host_of(channel.peer) == channel.local_host
         """No other machine has an address of this one's."""
         self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
+        self._probed: deque[float] = deque(maxlen=PROBES)
+        self._probes = 0
+        """How many are to be sent."""
+        self.measured = trio.Event()
+        """Set once `round_trip` and `bandwidth` are known, on the end that was dialled."""
         self._channel = channel
         self._patience = patience
         self._decoder = Decoder()
@@ -66,6 +75,14 @@ class Link:
         None before the first few.
         """
         return min(self._round_trips) if len(self._round_trips) >= _FEW else None
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second, the same both ways: what both together take. 0 if it is not known, or too much to tell."""
+        if self.round_trip is None or not self._probed:
+            return 0.0
+        longer = min(self._probed) - self.round_trip
+        return 2 * PROBE_BYTES / longer if longer > _NOISE_SECONDS else 0.0
 
     async def send(self, message: Message, request_id: str = "") -> None:
         """Queues a message, waiting while the queue is full. Raises ChannelClosed after the link ended."""
@@ -111,11 +128,19 @@ class Link:
             if packet is None:
                 continue
             if isinstance(packet.message, Ping):
-                self.try_send(Pong(packet.message.sent_us))
+                self.try_send(Pong(packet.message.sent_us, packet.message.padding))
             elif isinstance(packet.message, Pong):
-                self._round_trips.append(max(0, _now_us() - packet.message.sent_us) / 1e6)
+                self._note(packet.message)
             else:
                 return packet
+
+    def _note(self, pong: Pong) -> None:
+        seconds = max(0, _now_us() - pong.sent_us) / 1e6
+        if len(pong.padding) == PROBE_BYTES:
+            self._probed.append(seconds)
+            self.measured.set()
+        else:
+            self._round_trips.append(seconds)
 
     def limit(self, nbytes: int) -> None:
         """From now on `receive` raises ProtocolError for a larger frame or tensor."""
@@ -125,6 +150,7 @@ class Link:
         """The peer has proven who it is: it may send whatever the protocol has room for."""
         self.limit(MAX_TENSOR_BYTES)
         self._channel.settled()
+        self._probes = PROBES
 
     async def _frame(self) -> bytes:
         self._waiting_since = trio.current_time()
@@ -191,7 +217,9 @@ class Link:
 
     async def _beat(self, interval: float) -> None:
         while True:
-            self.try_send(Ping(_now_us()))
+            probes = self._probes > 0 and self.round_trip is not None
+            self._probes -= probes
+            self.try_send(Ping(_now_us(), bytes(PROBE_BYTES) if probes else b""))
             await trio.sleep(interval)
 
 

@@ -163,6 +163,11 @@ class PluginHost:
             f"supported: {', '.join(known)}; a plugin can add more",
         )
 
+    def format_of(self, source: Source) -> CheckpointFormat | None:
+        """The one that recognises `source`, strangers first."""
+        formats = self.checkpoint_formats.last_first()
+        return next((each for each in formats if _recognises(each, source)), None)
+
     def open_checkpoint(self, source: Source) -> Checkpoint:
         """Opens `source` by a format that recognises it, strangers first. Raises CheckpointError, or ConfigError for a
         revision of what has none."""
@@ -172,9 +177,8 @@ class PluginHost:
                 "it is on this machine, and only repos of a hub have revisions",
                 "leave it out",
             )
-        for checkpoint_format in self.checkpoint_formats.last_first():
-            if _recognises(checkpoint_format, source):
-                return checkpoint_format.open(source)
+        if (checkpoint_format := self.format_of(source)) is not None:
+            return checkpoint_format.open(source)
         if source.path is None and _looks_like_a_path(source.model):
             raise CheckpointError(
                 f"there is no file or directory {source.model}",

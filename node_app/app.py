@@ -175,7 +175,8 @@ class App:
 
     def _wish(self, *, anew: bool = False) -> None:
         limits, joined, node_id = self.settings.limits, self.settings.joined, self.settings.node_id
-        wish = DesiredState(joined, node_id, limits.memory_gb, limits.threads, limits.device) if joined else None
+        asked = limits.memory_gb, limits.threads, limits.device, self.settings.labels
+        wish = DesiredState(joined, node_id, *asked) if joined else None
         self._node_runner.wish(wish, anew=anew)
 
     async def _tick(self) -> None:

@@ -37,6 +37,7 @@ class DesiredState:
     memory_gb: float | None
     threads: int | None
     device: str
+    labels: tuple[str, ...] = ()
 
 
 class NodeRunner:
@@ -126,6 +127,7 @@ class NodeRunner:
             cluster_port=wish.target.port,
             device=wish.device,
             max_memory=None if wish.memory_gb is None else int(wish.memory_gb * 10**9),
+            labels=wish.labels,
             threads=wish.threads or polite_threads(measured_load()),
         )
         return RunningNode(settings, self._plugins(), self._tell)

@@ -17,6 +17,7 @@ from node_app.joining import Target
 Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=10**6)]
 Threads = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+Label = Annotated[str, msgspec.Meta(pattern=r"^[\w.-]{1,64}\Z")]
 _CLOCK = re.compile(r"(?:[01]\d|2[0-3]):[0-5]\d")
 
 
@@ -60,12 +61,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`joined` is the cluster that it belongs to, None before the first invite. `paused`: the user's own pause."""
+    """`joined` is the cluster that it belongs to, None before the first invite. `paused`: the user's own pause.
+
+    `labels` are words for this machine that planners may heed: whoever wants them writes them into the file.
+    """
 
     node_id: str
     joined: Target | None = None
     paused: bool = False
     limits: Limits = field(default_factory=Limits)
+    labels: tuple[Label, ...] = ()
 
 
 def limits_from(text: bytes) -> Limits:

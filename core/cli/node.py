@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS = 10.0
 """What a node that is to end gives the generations that run on it."""
+MAX_LABELS = 16
 _log = logging.getLogger(__name__)
 
 
@@ -60,6 +63,10 @@ def node(
     ] = None,
     threads: Threads = None,
     compiles: Compile = False,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WORD", help="A word for this machine that planners may heed; once per word."),
+    ] = None,
     transport: TransportName = "trio-websocket",
     log_level: LogLevel = "info",
     peer_host: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -93,6 +100,7 @@ def node(
         max_memory=gigabytes(max_memory_gb),
         threads=threads,
         compiles=compiles,
+        labels=_labels(label or ()),
         transport=transport,
         peer_host=peer_host,
         local_token=local_token,
@@ -115,6 +123,16 @@ def node(
             nursery.cancel_scope.cancel()
 
     run(main, end=leave)
+
+
+def _labels(words: Sequence[str]) -> tuple[str, ...]:
+    """Raises ConfigError for what is no word, or too many of them."""
+    odd = [word for word in words if not re.fullmatch(r"[\w.-]{1,64}", word)]
+    if odd or len(words) > MAX_LABELS:
+        wrong = f"--label {odd[0]!r} is no word" if odd else f"{len(words)} labels are too many"
+        hint = f"at most {MAX_LABELS}, of letters, digits, '.', '_' and '-'"
+        raise ConfigError(wrong, "", hint)
+    return tuple(dict.fromkeys(words))
 
 
 def _local_token() -> bytes | None:

@@ -27,7 +27,6 @@ Compute = Annotated[
 Wire = Annotated[
     DTypeOption, typer.Option(help="What hidden states travel in. auto: --dtype, but fp32 where fp16 could overflow.")
 ]
-PlannerName = Annotated[str, typer.Option(help="How layers are divided among nodes.")]
 TransportName = Annotated[str, typer.Option(help="How machines reach each other.")]
 CacheDir = Annotated[Path | None, typer.Option(help="Where downloaded models are kept.")]
 Compile = Annotated[

@@ -2,28 +2,71 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
+from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from core.cli.console import DTypeOption, aligned, counted, describe_precision, set_up_logging, show_bytes
-from core.cli.options import CacheDir, Compute, KeepHead, ModelName, PlannerName, Quant, Revision, Wire, bounds
-from core.errors import ConfigError
+from core.cli.console import DTypeOption, counted, describe_precision, run, set_up_logging, show_bytes
+from core.cli.options import CacheDir, Compute, KeepHead, Quant, Revision, Wire, bounds
+from core.cli.plan_options import (
+    DEFAULT_PLANNER,
+    Excluded,
+    Pins,
+    PlanForName,
+    PlannedContext,
+    PlannerName,
+    parse_link,
+    parse_node,
+    parse_pins,
+    parse_size,
+    refuse_equal_names,
+    refuse_unknown_names,
+)
+from core.cli.what_if import described, what_if
+from core.errors import ConfigError, PlanError
 from core.interfaces.checkpoint import Source
-
-_SIZE = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<number>\d{1,9}(?:\.\d{1,9})?)\s*(?P<unit>gb|mb)", re.IGNORECASE)
+from core.interfaces.planner import PlanFor
 
 
 def plan(
-    model: ModelName,
+    model: Annotated[
+        str | None, typer.Option(help="A Hugging Face repo id, a model directory, or a .gguf file.")
+    ] = None,
     node: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
-            metavar="SIZE", help="A node's memory: 8gb, 500mb or name=24gb; once per node. A tenth stays free."
+            metavar="SIZE",
+            help="A node: its memory, of which a tenth stays free, as 8gb or name=24gb; and how long a token takes"
+            " through the whole model on it, as name=24gb,9ms. Once per node.",
         ),
-    ],
+    ] = None,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LINK",
+            help="What `ping` says between two nodes, and the bandwidth: mac:pc=3ms or mac:pc=3ms,1gbit;"
+            " mac=3ms is between mac and the coordinator. Once per link.",
+        ),
+    ] = None,
+    coordinator: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The coordinator's memory, for embedding and head: 16gb.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="URL", help="Plan for the nodes of a running cluster, whose API is there.")
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="NODE", help="With --cluster: what if this node went away?")
+    ] = None,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="SIZE", help="With --cluster: what if such a node came? As for --node."),
+    ] = None,
+    plan_for: PlanForName = PlanFor.LATENCY,
+    pin: Pins = None,
+    exclude: Excluded = None,
+    context: PlannedContext = None,
     revision: Revision = None,
     min_nodes: Annotated[int, typer.Option(help="Use at least so many nodes.", min=1)] = 1,
     max_nodes: Annotated[int | None, typer.Option(help="Use at most so many nodes.", min=1)] = None,
@@ -31,27 +74,37 @@ def plan(
     keep_head: KeepHead = False,
     dtype: Compute = DTypeOption.AUTO,
     wire_dtype: Wire = DTypeOption.AUTO,
-    planner: PlannerName = "balanced",
+    planner: PlannerName = DEFAULT_PLANNER,
     hf_cache_dir: CacheDir = None,
 ) -> None:
-    """Show which node would hold which layers of a model. No weights are loaded."""
+    """Show which node would hold which layers of a model, and why. No weights are loaded."""
     set_up_logging("warning")
-    from core.coordinator.planning import node_memory, plan_request, planned
-    from core.interfaces.planner import Candidate
+    if cluster is not None:
+        if model or node or link or coordinator or pin or exclude or context:
+            raise ConfigError("--cluster brings its own model and nodes", "", "leave out all but --without and --with")
+        run(partial(what_if, cluster, without or [], with_ or []))
+        return
+    if without or with_:
+        raise ConfigError("--without and --with ask about a running cluster", "", "add --cluster URL")
+    if model is None or not node:
+        raise ConfigError("--model and --node are missing", "", "or give --cluster URL")
+    bounds(min_nodes, max_nodes)
+    nodes = [parse_node(text, f"node-{index}") for index, text in enumerate(node, start=1)]
+    refuse_equal_names(each.name for each in nodes)
+    excluded, links, pins = exclude or [], dict(map(parse_link, link or [])), parse_pins(pin or [])
+    used = [each for each in nodes if each.name not in excluded]
+    refuse_unknown_names([*excluded, *pins, *(end for ends in links for end in ends)], [each.name for each in nodes])
+    host = parse_size(coordinator, "--coordinator") if coordinator else None
+
+    from core.coordinator.planning import RESERVED_CONTEXT, node_memory, plan_request, planned
     from core.plugins import PluginHost
     from core.runtime.device import pick
     from core.runtime.model import Model
     from core.runtime.precision_choice import choose_precision, refuse_unknown
 
-    bounds(min_nodes, max_nodes)
-    nodes = [parse_node(text, index) for index, text in enumerate(node, start=1)]
-    for name, count in Counter(name for name, _ in nodes).items():
-        if count > 1:
-            raise ConfigError(f"{count} nodes are called {name!r}", "", "give each --node a name of its own, or none")
     plugins = PluginHost.installed()
     refuse_unknown(quant, plugins.quantizers)
     chosen = plugins.planners.get(planner)
-    candidates = tuple(Candidate(name, node_memory(memory, capped=False), "unknown") for name, memory in nodes)
     with Model.open(Source(model, revision, hf_cache_dir), plugins) as opened:
         precision = choose_precision(
             opened,
@@ -62,29 +115,28 @@ def plan(
             wire=wire_dtype,
             keep_head=keep_head,
         )
-        request = plan_request(opened, precision, candidates, min_nodes, max_nodes)
+        own = opened.embed_and_head_bytes(precision)
+        if host is not None and own > (usable := node_memory(host, capped=False)):
+            raise PlanError(
+                "the coordinator is too small",
+                f"embedding and head take {show_bytes(own)}, and {show_bytes(usable)} of its memory may be filled",
+                "give it to a larger machine, or choose a smaller model or a stronger quantization",
+                missing_bytes=own - usable,
+            )
+        request = plan_request(opened, precision, (), min_nodes, max_nodes, context or RESERVED_CONTEXT)
+        request = replace(
+            request,
+            candidates=tuple(each.as_candidate(request.weight_bytes) for each in used),
+            plan_for=plan_for,
+            wires=links,
+            pins=pins,
+        )
         result = planned(chosen, request)
-        hidden = opened.spec.hidden_size * precision.wire.itemsize
         typer.echo(f"plan for {model}")
         names = (precision.quantizer.name, precision.compute, precision.wire)
         typer.echo(
             f"{counted(opened.spec.layers, 'layer')}, architecture {opened.architecture.name},"
             f" {describe_precision(*names, precision.quality)}"
         )
-        rows = [("coordinator", "embedding, norm, head", show_bytes(opened.embed_and_head_bytes(precision)))]
-    rows += [
-        (stage.node_id, f"layers [{stage.start}, {stage.end})", f"{show_bytes(stage.nbytes)} with its KV cache")
-        for stage in result.stages
-    ]
-    rows += [(node_id, "no layers", reason) for node_id, reason in result.left_out]
-    typer.echo(aligned(*rows, indent=2))
-    typer.echo(f"each decoded token crosses {len(result.stages) + 1} links with {hidden} bytes of hidden state")
-
-
-def parse_node(text: str, index: int) -> tuple[str, int]:
-    """`8gb` or `name=8gb` -> (name, bytes). Raises ConfigError for anything else."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(f"--node {text!r} is no size", "", "write it as 8gb, 500mb or name=24gb")
-    unit = 10**9 if match["unit"].lower() == "gb" else 10**6
-    return match["name"] or f"node-{index}", int(float(match["number"]) * unit)
+    result = replace(result, left_out=(*result.left_out, *((name, "left out by --exclude") for name in excluded)))
+    typer.echo(described(result, ("coordinator", "embedding, norm, head", show_bytes(own))))

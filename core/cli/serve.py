@@ -41,7 +41,6 @@ from core.cli.options import (
     KeepHead,
     LogLevel,
     ModelName,
-    PlannerName,
     Quant,
     Revision,
     StateDirectory,
@@ -50,6 +49,16 @@ from core.cli.options import (
     Wire,
     bounds,
 )
+from core.cli.plan_options import (
+    DEFAULT_PLANNER,
+    Excluded,
+    Pins,
+    PlanForName,
+    PlannedContext,
+    PlannerName,
+    parse_caps,
+    parse_pins,
+)
 from core.coordinator.coordinator import Coordinator
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import ConfigError
@@ -57,6 +66,7 @@ from core.gateway.dialects.forms import ToolSettings
 from core.gateway.settings import ApiSettings
 from core.interfaces.checkpoint import Source
 from core.interfaces.engine import ClusterStatus
+from core.interfaces.planner import PlanFor
 
 _REFRESH_SECONDS = 0.2
 """Between two looks at how far a load is."""
@@ -140,7 +150,15 @@ def serve(
     trust_remote_code: Annotated[bool, typer.Option(help="Run tokenizer code that the model's repo carries.")] = False,
     hf_cache_dir: CacheDir = None,
     transport: TransportName = "trio-websocket",
-    planner: PlannerName = "balanced",
+    planner: PlannerName = DEFAULT_PLANNER,
+    plan_for: PlanForName = PlanFor.LATENCY,
+    pin: Pins = None,
+    exclude: Excluded = None,
+    context: PlannedContext = None,
+    node_memory: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE=SIZE", help="Plan with no more of a node's memory than this; once per node."),
+    ] = None,
     advertise: Annotated[
         list[str] | None,
         typer.Option(metavar="HOST", help="Where invites lead, instead of to this machine's addresses; once per host."),
@@ -160,6 +178,8 @@ def serve(
     api = replace(api, tools=ToolSettings(tool_format, tools_as_text))
     least = min_nodes if min_nodes is not None else max(1, local_nodes)
     bounds(least, max_nodes)
+    if max_context is not None and context is not None and context > max_context:
+        raise ConfigError(f"--context {context} is more than --max-context {max_context}", "", "give one of the two")
     if advertise and is_loopback(node_host):
         raise ConfigError("--advertise without friends", f"nodes join at {node_host} alone", "add --node-host 0.0.0.0")
     for host in advertise or ():
@@ -189,6 +209,11 @@ def serve(
         speculation=speculation,
         transport=transport,
         planner=planner,
+        plan_for=plan_for,
+        planned_context=context,
+        pins=parse_pins(pin or []),
+        excluded=frozenset(exclude or []),
+        node_memory=parse_caps(node_memory or []),
         state_dir=state_dir,
         advertise=tuple(advertise or ()),
         announce=announce,
@@ -301,4 +326,4 @@ def describe_plan(status: ClusterStatus) -> str:
         held = f"{show_bytes(node.weight_bytes)} on {node.device}{link}"
         rows.append((node.node_id, f"layers [{start}, {end})", held))
     rows += [(node_id, "no layers", reason) for node_id, reason in status.left_out.items()]
-    return f"{head}\n{aligned(*rows, indent=2)}"
+    return "\n".join((head, aligned(*rows, indent=2), *status.notes))

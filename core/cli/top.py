@@ -71,6 +71,9 @@ def view(status: dict[str, Any]) -> Group:
         describe_precision(*(status[name] for name in ("quant", "dtype", "wire_dtype", "quality"))),
         f"KV cache: {used:,} of {kv['tokens']:,} tokens ({kv['kept']:,} kept of ended generations)",
     ]
+    if taken := status["measured_token_seconds"]:
+        predicted = status["predicted_token_seconds"]
+        parts.append(f"a token takes {1000 * taken:.1f} ms" + (f", {1000 * predicted:.1f} predicted" * (predicted > 0)))
     if nodes:
         parts += ["", _nodes(nodes), *_details(nodes)]
     if any(node["layers"] for node in nodes):

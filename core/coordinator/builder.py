@@ -12,7 +12,7 @@ from typing import TypeVar
 import trio
 
 from core.coordinator.head import HEAD_FAILED, Head
-from core.coordinator.hop import Hop, HopState
+from core.coordinator.hop import DIRECT, Hop, HopState
 from core.coordinator.members import Member
 from core.coordinator.parity_check import ParityCheck
 from core.coordinator.route import Route
@@ -132,7 +132,7 @@ class RouteBuilder:
         hosts, port = _hosts_of(dialled, hop.member), dialled.hello.peer_port
         await hop.send(ConnectPeer(hop.number, upstream.number, hosts, port, token, dialled.fingerprint))
         answer = await hop.answer(PeerConnected, within=LINK_SECONDS)
-        return "direct" if answer.direct else f"relayed by the coordinator: {answer.reason}"
+        return DIRECT if answer.direct else f"relayed by the coordinator: {answer.reason}"
 
     async def is_proven_again(self, route: Route) -> bool:
         """Whether it stands: it fails if a node does whatever it is given, and not one request alone."""

@@ -31,9 +31,11 @@ from core.protocol.messages import HiddenState
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a batch brought, and the batch that follows it, if the compute thread has sent that on its way already."""
+    """What a batch brought, `seconds` after it was composed; and the batch that follows it, if the compute thread has
+    sent that on its way already."""
 
     outcomes: list[Outcome]
+    seconds: float
     following: tuple[Batch, Ticket] | None
 
 
@@ -52,7 +54,7 @@ class Steps:
         for outcome in outcomes:
             if outcome.tokens and outcome.entry.decodes:
                 outcome.entry.session.decoding.speculation.note(outcome.entry.drafts, outcome.accepted, seconds)
-        return StepResult(outcomes, self._follow(outcomes))
+        return StepResult(outcomes, seconds, self._follow(outcomes))
 
     def _follow(self, outcomes: list[Outcome]) -> tuple[Batch, Ticket] | None:
         if not all(map(_goes_on_here, outcomes)) or not self._may_follow(len(outcomes)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from core.runtime.sampling import choose, finite_rows, require_finite
 from core.runtime.tokenizer import Tokenizer
 
 HEAD_FAILED = "the coordinator's head failed"
+_TRIES = 4
 
 
 class Head:
@@ -35,6 +37,16 @@ class Head:
         """[len(tokens), hidden_size] as it goes on the wire."""
         hidden = self._embed_and_head.embed(torch.tensor(tokens, dtype=torch.int64, device=self._device))
         return to_wire(hidden, self._wire)
+
+    @torch.inference_mode()
+    def seconds(self) -> float:
+        """What embedding and logits take for one token: the least of a few tries."""
+        tries = []
+        for _ in range(_TRIES):
+            started = time.perf_counter()
+            float(self._embed_and_head.logits(from_wire(self.embed([0])).to(self._device)).sum())
+            tries.append(time.perf_counter() - started)
+        return min(tries)
 
     def check(self, hidden: Tensor, node: str) -> None:
         """Raises StageError for what a session could not go on from: with no finite logits, or the doing of `node`."""

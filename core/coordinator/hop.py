@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from core.coordinator.members import Member
     from core.runtime.model import Precision
 
+DIRECT = "direct"
+"""What a hop's link is called that needs no relay."""
 _MAILBOX = 256
 Answer = LoadProgress | LoadComplete | LoadFailed | PeerConnected
 AnswerT = TypeVar("AnswerT", bound=Message)
@@ -44,6 +46,8 @@ class Hop:
     kv_token_bytes: int = 0
     state: HopState = HopState.LOADING
     weight_bytes: int = 0
+    planned_seconds: float = 0.0
+    """What a row was to take in its layers when the plan was made; 0 if its member had not timed such layers then."""
     link: str = ""
     stands_in: bool = False
     """It has no route: its member has the layers at hand for one."""

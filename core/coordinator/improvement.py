@@ -30,7 +30,8 @@ class Better:
 
 
 class Improvement:
-    """A better plan is looked for when other members are there than the last time, or when somebody asks for it."""
+    """A better plan is looked for when other members are there than the last time, or they have become slower or
+    faster, or when somebody asks for it."""
 
     def __init__(self, settings: CoordinatorSettings, planning: Planning, router: Router) -> None:
         self._settings = settings
@@ -43,6 +44,10 @@ class Improvement:
     def ask(self) -> None:
         """The next plan is made of all that are there, whatever it is predicted to bring."""
         self._asked = True
+
+    def reconsider(self) -> None:
+        """Machines have become slower or faster: another plan may be better now."""
+        self._considered = ()
 
     def rest(self) -> None:
         """A plan was just put into effect, or came to nothing: the next is not looked for at once."""

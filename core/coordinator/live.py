@@ -12,11 +12,13 @@ from core.coordinator.members import Members
 from core.coordinator.node_port import NodePort
 from core.coordinator.parity_check import ParityCheck
 from core.coordinator.planning import Planning
+from core.coordinator.requirements import Requirements
 from core.coordinator.route import Route
 from core.coordinator.router import Router
 from core.coordinator.routes import Routes
 from core.coordinator.service import RouteService, ServiceParts
 from core.coordinator.settings import CoordinatorSettings
+from core.coordinator.speeds import Speeds
 from core.coordinator.supervisor import Supervisor
 from core.coordinator.telemetry import Telemetry
 from core.errors import RouteError
@@ -67,7 +69,19 @@ class Live:
         settings, model, precision = self.settings, loaded.model, loaded.precision
         parity_check = ParityCheck(model, precision, self._device)
         builder = RouteBuilder(settings, model, loaded.head, compute, loaded.manifest, parity_check)
-        planning = Planning(settings, self._planner, model, precision, loaded.held_as, self._free_at_start)
+        planning = Planning(
+            settings,
+            self._planner,
+            model,
+            precision,
+            loaded.held_as,
+            self._free_at_start,
+            Speeds.of(model, precision),
+            self.routes.wires,
+            self.telemetry.times,
+            Requirements.of(self._plugins, settings.source, model.architecture.name, precision.quantizer.name),
+        )
+        self.telemetry.times.begin(loaded.head_seconds)
         router = Router(settings.recovery_time, self.telemetry)
         parts = ServiceParts(
             loaded.head,

@@ -34,6 +34,8 @@ class LoadedModel:
     tokenizer: Tokenizer
     head: Head
     manifest: Manifest
+    head_seconds: float
+    """What embedding and head take for one token."""
 
     @property
     def held_as(self) -> Holding:
@@ -69,7 +71,7 @@ def load_model(
     tokenizer = Tokenizer(checkpoint.tokenizer(), eos_token_ids=_eos_ids(model), chat_template=settings.chat_template)
     head = Head(embed_and_head, model.spec.hidden_size, device, torch_dtype(precision.wire), tokenizer)
     manifest = Manifest.of(model, _noting(note, "hashing the model's files"))
-    return LoadedModel(model, precision, tokenizer, head, manifest)
+    return LoadedModel(model, precision, tokenizer, head, manifest, head.seconds())
 
 
 def _noting(note: Note, phase: str) -> Progress:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import sha256
@@ -14,7 +14,7 @@ from core.coordinator.changes import Changes
 from core.coordinator.hop import Answer, Hop, HopState
 from core.errors import ChannelClosed, ProtocolError
 from core.link import Link
-from core.protocol.fields import Holding
+from core.protocol.fields import Holding, Span
 from core.protocol.messages import (
     Error,
     ErrorCode,
@@ -105,7 +105,18 @@ class Member:
         """Routes do without it."""
         self.detail = ""
         self.progress: tuple[int, int] | None = None
-        self.reported = NodeState(0, 0, 0, hello.free_memory, 0, hello.holdings)
+        self.reported = NodeState(
+            0,
+            0,
+            0,
+            hello.free_memory,
+            holdings=hello.holdings,
+            layer_times=hello.layer_times,
+            on_disk=hello.on_disk,
+            load_speed=hello.load_speed,
+        )
+        self.excess = 0.0
+        """Seconds for each byte that a row reads on it, beyond what it says: it was seen to be so much slower."""
         self._news: deque[float] = deque(maxlen=_MAX_NEWS)
         """When the last ones came."""
         self.failure: Failure | None = None
@@ -149,16 +160,14 @@ class Member:
         return "left" if self.leaves else "is paused"
 
     def holds(self, wanted: Holding) -> frozenset[int]:
-        """The layers that it has in memory, of those which `wanted` names and which are packed as that says.
-
-        However many spans it reports, each layer is looked at once.
-        """
+        """The layers that it has in memory, of those which `wanted` names and which are packed as that says."""
         alike = [one for one in self.reported.holdings if _same_kind(one, wanted)]
-        layers, seen, held = max(span.end for span in wanted.layers), 0, set[int]()
-        for start, end in sorted((span.start, span.end) for one in alike for span in one.layers):
-            held.update(range(max(start, seen), min(end, layers)))
-            seen = max(seen, end)
-        return frozenset(held)
+        return _within(wanted, [span for one in alike for span in one.layers])
+
+    def has_on_disk(self, wanted: Holding) -> frozenset[int]:
+        """The layers that it need not download, of those which `wanted` names."""
+        alike = [one for one in self.reported.on_disk if one.manifest == wanted.manifest]
+        return _within(wanted, [span for one in alike for span in one.layers])
 
     def holds_others(self, wanted: Holding) -> bool:
         """Whether it has layers in memory that are packed otherwise, or of another checkpoint."""
@@ -246,6 +255,15 @@ class Member:
             hop.close()
 
 
+def _within(wanted: Holding, spans: Iterable[Span]) -> frozenset[int]:
+    """The layers of `spans` that `wanted` may name. However many spans there are, each layer is looked at once."""
+    layers, seen, found = max(span.end for span in wanted.layers), 0, set[int]()
+    for start, end in sorted((span.start, span.end) for span in spans):
+        found.update(range(max(start, seen), min(end, layers)))
+        seen = max(seen, end)
+    return frozenset(found)
+
+
 def _same_kind(one: Holding, other: Holding) -> bool:
     return (one.manifest, one.quant, one.dtype) == (other.manifest, other.quant, other.dtype)
 
@@ -258,6 +276,8 @@ class Members:
         self._by_id: dict[str, Member] = {}
         self._failures: dict[str, Failure] = {}
         """Of nodes that have gone: to come back is not to be chosen again."""
+        self._excesses: dict[str, float] = {}
+        """Of nodes that have gone: nor to be believed again."""
 
     @property
     def changes(self) -> int:
@@ -273,6 +293,7 @@ class Members:
         if old is not None:
             old.dismiss(Error(ErrorCode.REPLACED, f"a node joined later as {old.node_id!r}"))
         member.has_failed(old.failure if old is not None else self._failures.get(member.node_id))
+        member.excess = old.excess if old is not None else self._excesses.get(member.node_id, 0.0)
         self._by_id[member.node_id] = member
         self.notify()
 
@@ -288,6 +309,8 @@ class Members:
             self._failures[gone.node_id] = gone.failure
         recent = [(node_id, failure) for node_id, failure in self._failures.items() if failure.counts]
         self._failures = dict(recent[-_REMEMBERED:])
+        excesses = {**self._excesses, gone.node_id: gone.excess}
+        self._excesses = dict([(node_id, excess) for node_id, excess in excesses.items() if excess][-_REMEMBERED:])
 
     def spare(self, reasons: Mapping[str, str]) -> None:
         """A route serves: whoever has no part in any is spare, for the reason by its id or for none."""

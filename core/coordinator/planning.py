@@ -11,12 +11,17 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
+from core.coordinator.hop import Hop
 from core.coordinator.members import Member
 from core.coordinator.prediction import Prediction, gain, predict
+from core.coordinator.requirements import Requirements
 from core.coordinator.route import Route
 from core.coordinator.settings import CoordinatorSettings
+from core.coordinator.speeds import Speeds
+from core.coordinator.token_times import TokenTimes
+from core.coordinator.wires import Wires
 from core.errors import PlanError
-from core.interfaces.planner import COORDINATOR, Candidate, Plan, Planner, PlanRequest, StagePlan, Wire
+from core.interfaces.planner import COORDINATOR, Candidate, Plan, Planner, PlanRequest, StagePlan
 from core.protocol.fields import Holding
 from core.runtime.model import Model, Precision
 
@@ -24,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 RESERVED_CONTEXT = 4096
 """Tokens of KV cache that a plan sets aside in every layer (fewer if the model's context is shorter)."""
+EXCLUDED = "`core serve --exclude` names it"
 USABLE = 0.9
 """The part of a node's free memory that a plan fills, if its user set no cap: batches need room as well."""
 PLAN_SECONDS = 60.0
@@ -44,6 +50,10 @@ class Planning:
     precision: Precision
     held_as: Holding
     free_at_start: int
+    speeds: Speeds
+    wires: Wires
+    times: TokenTimes
+    requirements: Requirements
     one_at_a_time: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
     """A planner that never returns keeps one thread."""
 
@@ -52,15 +62,43 @@ class Planning:
 
         Raises PlanError, in words, if there is none.
         """
+        lacking = [(member.node_id, lack) for member in members if (lack := self._why_not(member))]
+        able = [member for member in members if member.node_id not in dict(lacking)]
+        try:
+            plan = await self._planned(able, beside, in_haste)
+        except PlanError as error:
+            reasons = [error.message, *(f"node {node_id!r} is left out, for {lack}" for node_id, lack in lacking)]
+            told = "; ".join(filter(None, reasons))
+            raise PlanError(error.title, told, error.hint, missing_bytes=error.missing_bytes) from error
+        return replace(plan, left_out=(*plan.left_out, *lacking))
+
+    def _why_not(self, member: Member) -> str:
+        """Why it gets no layers, whatever the plan; empty if it may."""
+        return EXCLUDED if member.node_id in self.settings.excluded else self.requirements.lacking(member)
+
+    async def _planned(self, members: Sequence[Member], beside: Collection[Route], in_haste: bool) -> Plan:
         missing = self.settings.min_nodes - len(members)
         if missing > 0:
             raise PlanError(f"{missing} more node{'s' if missing > 1 else ''} must join")
+        self._refuse_absent(members)
         request = replace(self._request(members, beside), in_haste=in_haste)
         with trio.move_on_after(PLAN_SECONDS):
             return await trio.to_thread.run_sync(
                 planned, self.planner, request, abandon_on_cancel=True, limiter=self.one_at_a_time
             )
         raise PlanError(f"the planner {self.planner.name!r} gave no plan within {PLAN_SECONDS:g} s")
+
+    def _refuse_absent(self, members: Sequence[Member]) -> None:
+        """Raises PlanError if layers are pinned to a node that is not there."""
+        absent = self.settings.pins.keys() - {member.node_id for member in members}
+        if absent:
+            named = ", ".join(map(repr, sorted(absent)))
+            raise PlanError(f"layers are pinned to {named}", "it is waited for", "see `core serve --pin`")
+
+    @property
+    def asked(self) -> PlanRequest:
+        """What planners are asked for, whoever is there."""
+        return self._request((), ())
 
     def gain(self, plan: Plan, route: Route, members: Sequence[Member]) -> str:
         """In what `plan` is predicted to be so much better than `route` that it should take its place; or empty."""
@@ -71,7 +109,7 @@ class Planning:
         if not all(request.wire(node_id, COORDINATOR) for node_id in used):
             # A wire that was measured and one that was not can't be compared.
             request = replace(request, wires={})
-        return gain(self._predict(plan, request), self._predict(serving, request))
+        return gain(self._predict(plan, request), self._predict(serving, request), request.plan_for)
 
     def layer_bytes(self, layers: range) -> int:
         """Of their weights."""
@@ -84,7 +122,8 @@ class Planning:
             free = float(self._local_memory())
         else:
             free = float(hello.free_memory or self.settings.target_node_memory or 0)
-        return node_memory(free, capped=hello.max_memory_bytes is not None)
+        usable = node_memory(free, capped=hello.max_memory_bytes is not None)
+        return min(usable, self.settings.node_memory.get(member.node_id, usable))
 
     @property
     def from_hub(self) -> bool:
@@ -100,8 +139,14 @@ class Planning:
         held = frozenset[int]().union(*(self.held(member) for member in members))
         return 0 < len(held) < self.model.spec.layers
 
+    def token_seconds(self, hops: Sequence[Hop]) -> float:
+        """What a token is predicted to take on the route of `hops`; 0 if a speed is not known."""
+        plan = _plan_of(hops)
+        return self._predict(plan, self._request([hop.member for hop in hops], ())).token_seconds
+
     def _predict(self, plan: Plan, request: PlanRequest) -> Prediction:
-        return predict(plan, request, self.model.kv_bytes(1, self.precision), self.model.spec.context_length)
+        kv_layer_bytes, longest = self.model.kv_bytes(1, self.precision), self.model.spec.context_length
+        return predict(plan, request, kv_layer_bytes, longest, self.times.head)
 
     def _candidate(self, member: Member, beside: Collection[Route]) -> Candidate:
         hops = [hop for route in beside for hop in route.hops if hop.member is member]
@@ -112,25 +157,23 @@ class Planning:
             member.node_id,
             max(0, self.memory(member) - taken),
             member.hello.selected_device,
-            row_seconds=self._row_seconds(member),
+            row_seconds=self.speeds.row_seconds(member),
+            chunk_seconds=self.speeds.chunk_seconds(member),
             held=self.held(member) | pinned,
             pinned=pinned,
+            on_disk=member.has_on_disk(self.held_as),
+            load_speed=float(member.reported.load_speed),
+            labels=frozenset(member.hello.labels),
         )
-
-    def _row_seconds(self, member: Member) -> tuple[float, ...]:
-        speed = member.hello.speed
-        return tuple(nbytes / speed for nbytes in self._weight_bytes()) if speed else ()
-
-    def _weight_bytes(self) -> tuple[int, ...]:
-        return tuple(self.model.layer_bytes(layer, self.precision) for layer in range(self.model.spec.layers))
 
     def _request(self, members: Sequence[Member], beside: Collection[Route]) -> PlanRequest:
         settings = self.settings
         candidates = [self._candidate(member, beside) for member in members]
-        asked = plan_request(self.model, self.precision, candidates, settings.min_nodes, settings.max_nodes)
-        round_trips = {member.node_id: member.link.round_trip or 0.0 for member in members}
-        wires = {(COORDINATOR, node_id): Wire(seconds / 2) for node_id, seconds in round_trips.items() if seconds}
-        return replace(asked, wires=wires)
+        context = settings.planned_context or min(RESERVED_CONTEXT, settings.max_context or RESERVED_CONTEXT)
+        bounds = settings.min_nodes, settings.max_nodes
+        asked = plan_request(self.model, self.precision, candidates, *bounds, context)
+        pins = {node_id: layers for node_id, layers in settings.pins.items() if node_id in {m.node_id for m in members}}
+        return replace(asked, wires=self.wires.known(members), plan_for=settings.plan_for, pins=pins)
 
     def _local_memory(self) -> int:
         """Each local node's share, whatever the coordinator and its siblings hold by the time it measures."""
@@ -149,8 +192,10 @@ def plan_request(
     candidates: Sequence[Candidate],
     min_nodes: int,
     max_nodes: int | None,
+    context: int = RESERVED_CONTEXT,
 ) -> PlanRequest:
-    reserve = model.kv_bytes(min(model.spec.context_length, RESERVED_CONTEXT), precision)
+    """Room for `context` tokens is set aside in each layer, or for as many as the model takes."""
+    reserve = model.kv_bytes(min(model.spec.context_length, context), precision)
     weights = tuple(model.layer_bytes(layer, precision) for layer in range(model.spec.layers))
     return PlanRequest(
         layer_bytes=tuple(nbytes + reserve for nbytes in weights),
@@ -164,8 +209,12 @@ def plan_request(
 
 def plan_of(route: Route) -> Plan:
     """What `route` was made of."""
+    return _plan_of(route.hops)
+
+
+def _plan_of(hops: Sequence[Hop]) -> Plan:
     return Plan(
-        tuple(StagePlan(hop.member.node_id, hop.layers.start, hop.layers.stop, hop.weight_bytes) for hop in route.hops)
+        tuple(StagePlan(hop.member.node_id, hop.layers.start, hop.layers.stop, hop.weight_bytes) for hop in hops)
     )
 
 
@@ -220,6 +269,10 @@ def _fault(plan: Plan, request: PlanRequest) -> str:
         end = stage.end
     if end < layers:
         return f"layers [{end}, {layers}) are on no node"
+    for node_id, pinned in request.pins.items():
+        given = {layer for stage in plan.stages if stage.node_id == node_id for layer in range(stage.start, stage.end)}
+        if not given.issuperset(pinned):
+            return f"layers [{pinned.start}, {pinned.stop}) are pinned to {node_id!r}, and it is not given all of them"
     most = len(used) if request.max_stages is None else request.max_stages
     if not request.min_stages <= len(used) <= most:
         return f"{len(used)} nodes are used, outside the bounds that were asked for"

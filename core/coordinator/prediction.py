@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from core.interfaces.planner import COORDINATOR, Plan, PlanRequest
+from core.interfaces.planner import COORDINATOR, Plan, PlanFor, PlanRequest
 
 BETTER = 0.15
 """The part of a token's time that a plan has to save before it takes the place of one that serves."""
@@ -19,27 +19,35 @@ WIRE_SECONDS = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """`token_seconds` of one stream; 0 if a node's speed is not known. `context` in tokens."""
+    """`token_seconds` of one stream, `stage_seconds` of its slowest stage; 0 if a node's speed is not known.
+
+    `context` in tokens.
+    """
 
     token_seconds: float
     context: int
+    stage_seconds: float = 0.0
 
 
-def predict(plan: Plan, request: PlanRequest, kv_layer_bytes: int, longest: int) -> Prediction:
+def predict(
+    plan: Plan, request: PlanRequest, kv_layer_bytes: int, longest: int, head_seconds: float = 0.0
+) -> Prediction:
     """One token leaves `kv_layer_bytes` in a layer's cache, and the model itself takes `longest` tokens.
 
+    `head_seconds` is what the coordinator itself takes for it: embedding, head, sampling.
     The memory of candidates is what they offer for layers and caches if nothing else is on them.
     """
     by_id = {candidate.node_id: candidate for candidate in request.candidates}
-    seconds, known, context = wire_seconds(plan, request), True, longest
+    seconds, slowest, known, context = head_seconds + wire_seconds(plan, request), 0.0, True, longest
     for stage in plan.stages:
         node, layers = by_id[stage.node_id], range(stage.start, stage.end)
         weights = sum(request.weight_bytes[layer] for layer in layers)
         known = known and bool(node.row_seconds)
-        seconds += sum(node.row_seconds[stage.start : stage.end])
+        computing = sum(node.row_seconds[stage.start : stage.end])
+        seconds, slowest = seconds + computing, max(slowest, computing)
         if kv_layer_bytes:
             context = min(context, max(0, node.memory - weights) // (kv_layer_bytes * len(layers)))
-    return Prediction(seconds if known else 0.0, context)
+    return Prediction(seconds, context, slowest) if known else Prediction(0.0, context)
 
 
 def wire_seconds(plan: Plan, request: PlanRequest) -> float:
@@ -55,19 +63,20 @@ def wire_seconds(plan: Plan, request: PlanRequest) -> float:
     return sum(wire.seconds + (request.row_bytes / wire.bandwidth if wire.bandwidth else 0.0) for wire in known)
 
 
-def gain(new: Prediction, old: Prediction) -> str:
+def gain(new: Prediction, old: Prediction, plan_for: PlanFor = PlanFor.LATENCY) -> str:
     """In what `new` is so much better that it should take the place of `old`; empty if in nothing, or worse in either.
 
     A plan that gains in one must not lose as much in the other: so of two plans at most one is better than the other.
     """
-    faster = 0 < new.token_seconds <= min((1 - BETTER) * old.token_seconds, old.token_seconds - MIN_SAVING_SECONDS)
-    slower = new.token_seconds > old.token_seconds / (1 - BETTER) > 0
+    one_stream = plan_for is PlanFor.LATENCY
+    now, then = (each.token_seconds if one_stream else each.stage_seconds for each in (old, new))
+    faster = 0 < then <= min((1 - BETTER) * now, now - MIN_SAVING_SECONDS)
+    slower = then > now / (1 - BETTER) > 0
     longer = new.context >= LONGER * max(1, old.context)
     shorter = LONGER * new.context <= old.context
     if faster and not shorter:
-        return (
-            f"a token is predicted to take {1000 * new.token_seconds:.3g} ms instead of {1000 * old.token_seconds:.3g}"
-        )
+        what = "a token" if one_stream else "the slowest stage"
+        return f"{what} is predicted to take {1000 * then:.3g} ms instead of {1000 * now:.3g}"
     if longer and not slower:
         return f"it has room for {new.context} tokens of context instead of {old.context}"
     return ""

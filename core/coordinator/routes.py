@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from core.coordinator.members import Member
 from core.coordinator.route import Route
+from core.coordinator.wires import Wires
 from core.errors import ProtocolError
 from core.protocol.codec import Packet
+from core.protocol.fields import PeerLink
 from core.protocol.messages import CacheCommand, HiddenState, InferenceError, PeerLost, Run
 
 
 class Routes:
-    """`serves`: whether sessions are let onto any of them."""
+    """`serves`: whether sessions are let onto any of them. `wires` are between those who have ever been neighbours."""
 
     def __init__(self) -> None:
         self.serves = False
+        self.wires = Wires()
         self._by_hop: dict[int, Route] = {}
 
     def all(self) -> list[Route]:
@@ -42,6 +47,12 @@ class Routes:
         route = self._by_hop.get(message.hop)
         if route is not None:
             await route.take(member, message.hop, packet)
+
+    def note_links(self, member: Member, links: Sequence[PeerLink]) -> None:
+        """What `member` says of the links that its hops have to the next ones."""
+        for link in links:
+            if (route := self._by_hop.get(link.hop)) is not None:
+                self.wires.note_link(route, member, link)
 
     def member_left(self, member: Member) -> None:
         for route in self.all():

@@ -124,6 +124,8 @@ class Scheduler:
                 self._chunk_sizing.note(len(batch.tokens), batch.decodes, answer.compute_us)
                 self._telemetry.passed(route, batch, answer, ticket.seconds)
                 result = await explained(step, HEAD_FAILED, _head_failed)
+                if batch.decodes and len(batch.tokens) == 1 == len(self._admission.running):
+                    self._telemetry.stepped(route, result.seconds, ticket.seconds)
                 self._apply(result.outcomes, goes_on=result.following is not None)
                 if result.following is None:
                     return

@@ -127,6 +127,7 @@ class NodeServer:
             member.count_news()
             changed = (message.kv_room, message.holdings) != (member.reported.kv_room, member.reported.holdings)
             member.reported = message
+            self._routes.note_links(member, message.links)
             if changed:
                 self._members.notify()
         elif isinstance(message, LoadProgress):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
+from core.interfaces.planner import PlanFor
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,9 @@ class CoordinatorSettings:
     `local_nodes` are started beside the coordinator, and share this machine's memory among them; they compile their
     layers where it `compiles`. `state_dir` None: the
     system's place for it. `advertise`: hosts for invites, none for this machine's own addresses.
+    `plan_for`, and `pins` by node, are what planners are asked for; `planned_context` (tokens) is what a plan sets
+    aside in each layer, None: 4096, or as many as may come. The nodes that are `excluded` get no layers, and no more of
+    a node's memory is filled than `node_memory` (bytes) says.
     `recovery_time`: seconds for which a generation whose route ended waits for the next one; 0 ends it at once.
     `rebalance`: a plan that is predicted to be better takes the serving one's place. `standby`: nodes without layers
     hold those in memory that the loss of another node would need.
@@ -49,7 +54,12 @@ class CoordinatorSettings:
     share_prefixes: bool = False
     speculation: bool = True
     transport: str = "trio-websocket"
-    planner: str = "balanced"
+    planner: str = "measured"
+    plan_for: PlanFor = PlanFor.LATENCY
+    planned_context: int | None = None
+    pins: Mapping[str, range] = field(default_factory=dict)
+    excluded: frozenset[str] = frozenset()
+    node_memory: Mapping[str, int] = field(default_factory=dict)
     state_dir: Path | None = None
     advertise: tuple[str, ...] = ()
     announce: bool = False

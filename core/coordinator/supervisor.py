@@ -10,6 +10,7 @@ from enum import Enum
 import trio
 
 from core.coordinator.builder import LoadRefused, RouteBuilder
+from core.coordinator.drift import DriftWatch
 from core.coordinator.hop import Hop, HopState
 from core.coordinator.housekeeping import Housekeeping
 from core.coordinator.improvement import Better, Improvement
@@ -64,9 +65,10 @@ class Supervisor:
         self.epoch = 0
         """Of the newest route that serves, or else of the one that is being made."""
         self.left_out: Mapping[str, str] = {}
+        self.notes: tuple[str, ...] = ()
         self._settings = settings
         self._members = members
-        self._planning = planning
+        self.planning = planning
         self._builder = builder
         self._router = router
         self._make_service = make_service
@@ -78,6 +80,7 @@ class Supervisor:
         self._epochs = itertools.count(1)
         self._lost = ""
         self._improvement = Improvement(settings, planning, router)
+        self.drift = DriftWatch(members, router, planning, planning.times, self._drifted)
         self._failures = 0
         """Builds in a row that came to nothing."""
         self._is_stuck = False
@@ -87,6 +90,7 @@ class Supervisor:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._router.run)
+            nursery.start_soon(self.drift.run)
             nursery.start_soon(excuse_the_paused, self._members, self._routes, self._router, self._housekeeping)
             while True:
                 await self._guarded(self._next_step, nursery)
@@ -111,6 +115,10 @@ class Supervisor:
         self._improvement.ask()
         self._members.notify()
         return "a plan is made of all nodes that are there; if it differs, it takes the place of the one that serves"
+
+    def _drifted(self) -> None:
+        self._improvement.reconsider()
+        self._members.notify()
 
     async def _next_step(self, nursery: trio.Nursery) -> None:
         for broken in [service for service in self._router.services if service.route.failure is not None]:
@@ -151,7 +159,7 @@ class Supervisor:
         """The next route is made beside the one that serves, if memory allows; or after it; or there is none."""
         others = self._available()
         try:
-            plan = await self._suspicion.plan(self._planning, others, beside=[service.route])
+            plan = await self._suspicion.plan(self.planning, others, beside=[service.route])
         except PlanError:
             if self._settings.recovery_time == 0 or not await self._can_be_served_without():
                 await self._drain(service, pausing)
@@ -222,7 +230,7 @@ class Supervisor:
         if self._router.serving is None:
             self.epoch = route.epoch
             self.required = max(self._settings.min_nodes, len(route.members))
-            self.left_out = dict(plan.left_out)
+            self.left_out, self.notes = dict(plan.left_out), plan.notes
         _log.info("plan for route %d: %s", route.epoch, describe(plan))
         self._members.notify()
         try:
@@ -240,11 +248,12 @@ class Supervisor:
         return route
 
     def _open(self, route: Route, plan: Plan, nursery: trio.Nursery) -> None:
+        self._routes.wires.note_relayed(route)
         service = self._make_service(route)
         if route.epoch > 1:
             self._improvement.rest()
         self.epoch, self.required = route.epoch, max(self._settings.min_nodes, len(route.members))
-        self.left_out, self._lost = dict(plan.left_out), ""
+        self.left_out, self.notes, self._lost = dict(plan.left_out), plan.notes, ""
         self._members.spare(self.left_out)
         _log.info("route %d is ready: %s", route.epoch, describe(plan))
         self._become(State.READY, "")
@@ -290,14 +299,14 @@ class Supervisor:
         while True:
             available, seen = self._available(), self._members.changes
             try:
-                plan = await self._suspicion.plan(self._planning, available)
+                plan = await self._suspicion.plan(self.planning, available)
             except PlanError as error:
                 self._is_stuck = True
                 self._become(State.WAITING, self._after_loss(str(error), *self._pauses()))
                 await self._pause(RETRY_SECONDS, seen)
                 continue
             self._is_stuck = False
-            if self.epoch == 0 and self._planning.is_partly_held(available) and trio.current_time() < patience:
+            if self.epoch == 0 and self.planning.is_partly_held(available) and trio.current_time() < patience:
                 self._become(State.LOADING, "nodes come back that held layers before: others are waited for")
                 await self._pause(patience - trio.current_time(), seen)
                 continue
@@ -327,7 +336,7 @@ class Supervisor:
     async def _can_be_served_without(self) -> bool:
         """Whether those that do not pause can hold the model."""
         try:
-            await self._planning.plan(self._available(), in_haste=True)
+            await self.planning.plan(self._available(), in_haste=True)
         except PlanError:
             return False
         return True
@@ -341,9 +350,9 @@ class Supervisor:
         return [member for member in available if member not in suspects]
 
     def _new_hop(self, member: Member, layers: range) -> Hop:
-        precision = self._planning.precision
-        kv_token_bytes = len(layers) * self._planning.model.kv_bytes(1, precision)
-        return Hop(next(self._numbers), member, layers, precision, kv_token_bytes)
+        precision, planned = self.planning.precision, self.planning.speeds.timed(member, layers)
+        kv_token_bytes = len(layers) * self.planning.model.kv_bytes(1, precision)
+        return Hop(next(self._numbers), member, layers, precision, kv_token_bytes, planned_seconds=planned)
 
     def _pauses(self) -> list[str]:
         """Those that why the route was lost does not tell of."""

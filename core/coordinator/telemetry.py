@@ -16,6 +16,7 @@ from core.coordinator.batch import Batch
 from core.coordinator.chunk_sizing import Average
 from core.coordinator.route import Route
 from core.coordinator.session import Session, Status
+from core.coordinator.token_times import TokenTimes
 from core.interfaces.telemetry import HopStatus, Metric, Phase, Sample, SessionStatus
 from core.protocol.messages import HiddenState
 
@@ -82,6 +83,7 @@ class Telemetry:
         self.wire = Average()
         """Of a decode step's time, what it spent neither waiting nor computing on a hop, in milliseconds."""
         self.rate = TokenRate()
+        self.times = TokenTimes()
         self._totals: Counter[str] = Counter()
         self._ended: Counter[str] = Counter()
         self._ttft, self._gaps, self._rows = (
@@ -99,6 +101,7 @@ class Telemetry:
         self._epoch = route.epoch
         self._hops = [_Hop(hop.member.node_id) for hop in route.hops]
         self.wire = Average()
+        self.times.route_began()
 
     def passed(self, route: Route, batch: Batch, answer: HiddenState, seconds: float) -> None:
         """A batch came back after so long. Averages are of the newest route."""
@@ -112,6 +115,11 @@ class Telemetry:
         self._totals["batches"] += 1
         self._rows.add(len(batch.tokens))
         self._totals["hidden_bytes"] += len(answer.hidden.data)
+
+    def stepped(self, route: Route, seconds: float, on_route: float) -> None:
+        """One row was decoded while nobody else was served: in all, and on the route."""
+        if route.epoch == self._epoch:
+            self.times.note(seconds, on_route)
 
     def came(self, session: Session) -> None:
         self._totals["requests"] += 1

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from core.coordinator.live import Live
 from core.coordinator.members import Member, MemberState
 from core.coordinator.session import Session, Status
-from core.coordinator.supervisor import State
+from core.coordinator.supervisor import State, Supervisor
 from core.coordinator.telemetry import gauge, status_of
-from core.interfaces.engine import ClusterStatus, NodeStatus
+from core.interfaces.engine import ClusterStatus, NodeStatus, PlanningStatus, WireStatus
 from core.interfaces.telemetry import KVStatus, Metric
 from core.runtime.precision_choice import AUTO
 
@@ -33,12 +33,20 @@ def cluster_status(live: Live, phase: str, progress: tuple[int, int] | None) -> 
         dtype=precision.compute if precision else settings.dtype or AUTO,
         wire_dtype=precision.wire if precision else settings.wire_dtype,
         quality=precision.quality if precision else "",
-        nodes=tuple(map(_node_status, live.members.all())),
+        nodes=tuple(_node_status(member, supervisor) for member in live.members.all()),
         left_out=_left_out(live),
         kv=_kv(live),
         hops=live.telemetry.hops(),
         wire_ms=live.telemetry.wire.value or 0.0,
         generations=tuple(map(status_of, _sessions(live))),
+        wires=tuple(
+            WireStatus(ends, _rounded(wire.seconds), round(wire.bandwidth))
+            for ends, wire in live.routes.wires.known(live.members.all()).items()
+        ),
+        predicted_token_seconds=_predicted(live),
+        measured_token_seconds=live.telemetry.times.token,
+        notes=supervisor.notes if supervisor else (),
+        planning=_planning(live),
     )
 
 
@@ -52,12 +60,43 @@ def metrics(live: Live) -> Iterator[Metric]:
     yield gauge("core_kv_tokens", "Tokens of KV cache that the route's memory holds.", kv.tokens)
     yield gauge("core_kv_reserved_tokens", "Of those, reserved by running sessions.", kv.reserved)
     yield gauge("core_kv_kept_tokens", "Of those, kept of ended sessions.", kv.kept)
+    yield gauge("core_token_seconds", "Time of a token while one generation ran.", live.telemetry.times.token)
+    yield gauge("core_predicted_token_seconds", "What that is predicted to be.", _predicted(live))
     yield gauge("core_nodes", "Nodes that have joined.", len(live.members.all()))
     ready = live.supervisor is not None and live.supervisor.state is State.READY
     yield gauge("core_ready", "1 while the cluster serves.", ready)
 
 
-def _node_status(member: Member) -> NodeStatus:
+def _predicted(live: Live) -> float:
+    serving = live.generator.router.serving if live.generator else None
+    if serving is None or live.supervisor is None:
+        return 0.0
+    return live.supervisor.planning.token_seconds(serving.route.hops)
+
+
+def _planning(live: Live) -> PlanningStatus | None:
+    if live.supervisor is None:
+        return None
+    asked = live.supervisor.planning.asked
+    return PlanningStatus(
+        planner=live.settings.planner,
+        plan_for=asked.plan_for.value,
+        layer_bytes=asked.layer_bytes,
+        weight_bytes=asked.weight_bytes,
+        row_bytes=asked.row_bytes,
+        min_nodes=asked.min_stages,
+        max_nodes=asked.max_stages,
+        pins={node_id: (layers.start, layers.stop) for node_id, layers in live.settings.pins.items()},
+        excluded=tuple(sorted(live.settings.excluded)),
+    )
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.4g}")
+
+
+def _node_status(member: Member, supervisor: Supervisor | None) -> NodeStatus:
+    speeds = supervisor.planning.speeds if supervisor else None
     reported, hop, layers = member.reported, member.hops[-1] if member.hops else None, member.layers
     return NodeStatus(
         node_id=member.node_id,
@@ -71,8 +110,11 @@ def _node_status(member: Member) -> NodeStatus:
         sessions=reported.sessions,
         free_memory=reported.free_memory,
         link=hop.link if hop else "",
-        detail=member.detail,
+        detail=member.detail or (supervisor.drift.slowness(member) if supervisor else ""),
         progress=member.progress,
+        row_seconds=tuple(map(_rounded, speeds.row_seconds(member))) if speeds else (),
+        chunk_seconds=tuple(map(_rounded, speeds.chunk_seconds(member))) if speeds else (),
+        memory=supervisor.planning.memory(member) if supervisor else 0,
     )
 
 

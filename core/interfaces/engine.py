@@ -141,7 +141,9 @@ class ModelCard:
 class NodeStatus:
     """One member. `layers` is [start, end) or None; memory in bytes; `link` says how its upstream reaches it.
 
-    `progress` is (bytes done, bytes in all) while it downloads or loads, as `detail` says.
+    `progress` is (bytes done, bytes in all) while it downloads or loads, as `detail` says. `row_seconds` and
+    `chunk_seconds` are what a planner is told of it, as in core.interfaces.planner.Candidate, of all layers; so is
+    `memory`, the bytes that it offers for layers and their caches.
     """
 
     node_id: str
@@ -157,6 +159,36 @@ class NodeStatus:
     link: str
     detail: str
     progress: tuple[int, int] | None
+    row_seconds: tuple[float, ...] = ()
+    chunk_seconds: tuple[float, ...] = ()
+    memory: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningStatus:
+    """What planners are asked for, as in core.interfaces.planner.PlanRequest, and which one is."""
+
+    planner: str
+    plan_for: str
+    layer_bytes: tuple[int, ...]
+    weight_bytes: tuple[int, ...]
+    row_bytes: int
+    min_nodes: int
+    max_nodes: int | None
+    pins: Mapping[str, tuple[int, int]]
+    excluded: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WireStatus:
+    """What was measured between two nodes, or between a node and the coordinator, whose end is "".
+
+    `seconds` for a small message one way, `bandwidth` in bytes per second (0: not known).
+    """
+
+    ends: tuple[str, str]
+    seconds: float
+    bandwidth: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +199,11 @@ class ClusterStatus:
     empty, before the model is open.
 
     `wire_ms` is what a decode step spends between the hops; `generations` are those that run or wait.
+
+    `notes` are what the planner says of the plan. `planning` is None before the model is open.
+
+    `predicted_token_seconds` is what a token of one stream is predicted to take on the route that serves, and
+    `measured_token_seconds` what it took of late, while it was the only one; 0 if that is not known.
 
     `progress` is (bytes done, bytes in all) while the coordinator downloads or loads its own share.
     """
@@ -191,6 +228,11 @@ class ClusterStatus:
     hops: tuple[HopStatus, ...] = ()
     wire_ms: float = 0.0
     generations: tuple[SessionStatus, ...] = ()
+    wires: tuple[WireStatus, ...] = ()
+    predicted_token_seconds: float = 0.0
+    measured_token_seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+    planning: PlanningStatus | None = None
 
 
 class Engine(Protocol):

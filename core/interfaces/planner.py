@@ -59,7 +59,7 @@ class PlanRequest:
 
     `weight_bytes[i]` is its weights' part of that. `min_stages` and `max_stages` bound how many nodes are used
     (`max_stages` None: no bound). Candidates come in the order in which they joined, which is to decide nothing.
-    `in_haste`: nobody is served until the plan is loaded, so what has to be loaded for it counts first.
+    `in_haste`: nobody is served until the plan is loaded, so the seconds of loading count too.
 
     `row_bytes` is what one row of hidden states takes on a wire. `wires` are those that were measured, by the ids of
     their two ends in either order, the coordinator's being COORDINATOR. `pins` are layers that a node must have.

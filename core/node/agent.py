@@ -13,12 +13,14 @@ from core.errors import ChannelClosed, ConfigError, ProtocolError, TrustError, s
 from core.interfaces.transport import Channel, Transport
 from core.link import open_link
 from core.node.connection import Connection
+from core.node.disk_record import DiskRecord
 from core.node.layer_keeper import LayerKeeper
 from core.node.settings import NodeSettings
 from core.node.state import Activity, Duty, Node, Presence
 from core.plugins import PluginHost
 from core.runtime.compute import open_compute_thread
 from core.runtime.device import give_back_memory, pick, set_up_torch
+from core.runtime.layer_times import KeptTimes
 from core.runtime.speed import weight_speed
 from core.trust.addresses import is_this_machine
 from core.trust.cluster import Cluster
@@ -57,6 +59,9 @@ async def run_node(settings: NodeSettings, plugins: PluginHost, activity: Activi
             node_id=settings.node_id,
             device=device,
             speed=await compute.run(weight_speed, device),
+            times=await compute.run(KeptTimes, device),
+            disk=DiskRecord(),
+            labels=settings.labels,
             max_memory=settings.max_memory,
             cache_dir=settings.hf_cache_dir,
             compiles=settings.compiles,

@@ -29,6 +29,8 @@ class Done:
 
     message: Message | None
     sent: bool = False
+    seconds: float = 0.0
+    """How long a batch was computed."""
 
 
 def run_batch(
@@ -40,7 +42,8 @@ def run_batch(
     queue_us = [*batch.queue_us, (started - came) // 1000]
     result = stage.run(from_wire(batch.hidden), batch.segments, outputs_only=last)
     hidden = to_wire(result, wire)
-    compute_us = [*batch.compute_us, (time.perf_counter_ns() - started) // 1000]
+    took = time.perf_counter_ns() - started
+    compute_us = [*batch.compute_us, took // 1000]
     message: Message
     if assignment.next_hop is None:
         message = HiddenState(assignment.hop, hidden, compute_us, queue_us)
@@ -50,7 +53,7 @@ def run_batch(
         )
     # A prompt's chunks keep their order: one that is too large to be sent here must not be overtaken by the next.
     in_turn = last or isinstance(batch, RunDecode)
-    return Done(message, in_turn and link.send_now(message, request_id))
+    return Done(message, in_turn and link.send_now(message, request_id), took / 1e9)
 
 
 def obey(stage: Stage, command: CacheCommand, next_hop: int | None) -> Done:

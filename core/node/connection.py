@@ -18,10 +18,10 @@ from core.node.hop import Hop
 from core.node.loading import Preparation
 from core.node.peers import accept_downstream
 from core.node.proof import answer_challenge
-from core.node.report import StateReport
+from core.node.report import StateReport, installed, layer_times
 from core.node.state import Node
 from core.protocol.codec import Packet
-from core.protocol.fields import clipped
+from core.protocol.fields import PeerLink, clipped
 from core.protocol.messages import (
     PROTOCOL_VERSION,
     Asking,
@@ -63,7 +63,7 @@ class Connection:
         self._link = link
         self._hops: dict[int, Hop | Preparation] = {}
         """By their numbers, the newest last."""
-        self._report = StateReport(node, link, self._stages)
+        self._report = StateReport(node, link, self._stages, self._links)
         self._let_go = trio.Event()
         """Set when the coordinator keeps no layers here."""
 
@@ -90,6 +90,7 @@ class Connection:
         membership = self._node.membership
         cluster = membership.cluster if membership else None
         listener, invite = (cluster.fingerprint, cluster.secret) if cluster else (None, None)
+        await trio.to_thread.run_sync(self._node.disk.look)
         signature = await answer_challenge(self._link, self._node.identity, "node", listener)
         offer = hello(self._node, [self._link.local_host], peer_port)
         request = Request(self._node, cluster) if cluster and cluster.asks else None
@@ -202,6 +203,9 @@ class Connection:
     def _stages(self) -> list[Stage]:
         return [hop.stage for hop in self._hops.values() if isinstance(hop, Hop) and hop.stage is not None]
 
+    def _links(self) -> list[PeerLink]:
+        return [link for hop in self._hops.values() if isinstance(hop, Hop) and (link := hop.link_onward) is not None]
+
     async def _answer_keep(self, let_go: bool) -> None:
         if let_go:
             await trio.to_thread.run_sync(give_back_memory, self._node.device)
@@ -242,8 +246,14 @@ def hello(node: Node, peer_hosts: list[str], peer_port: int) -> Hello:
         selected_device=str(node.device),
         max_memory_bytes=node.max_memory,
         free_memory=free if node.max_memory is None else min(free, node.max_memory),
-        speed=node.speed,
+        speed=node.speed.row,
+        chunk_speed=node.speed.chunk,
+        layer_times=layer_times(node),
         holdings=node.keeper.holdings(),
+        on_disk=node.disk.told,
+        load_speed=node.disk.speed,
+        labels=list(node.labels),
+        plugins=installed(node.plugins),
         peer_hosts=peer_hosts,
         peer_port=peer_port,
         paused=clipped(node.duty.paused),

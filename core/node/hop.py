@@ -12,13 +12,14 @@ from core.errors import ChannelClosed, CoreError, ProtocolError
 from core.interfaces.dtypes import DType
 from core.link import Link
 from core.node.batches import Done, bytes_of, obey, rows_of, run_batch
+from core.node.hop_times import HopTimes
 from core.node.loading import Load, of_layers
 from core.node.peers import dial_upstream
 from core.node.report import StateReport
 from core.node.stage_loader import Loaded, StageLoader
 from core.node.state import Node
 from core.protocol.codec import Packet
-from core.protocol.fields import clipped
+from core.protocol.fields import PeerLink, clipped
 from core.protocol.messages import (
     Assignment,
     CacheCommand,
@@ -65,6 +66,7 @@ class Hop:
         self._state_changed = changed
         self._load = Load(node, control, report, assignment.hop, assignment.shard)
         self.layers = self._load.layers
+        self._times = HopTimes(node, (), 0)
         self._waiting_bytes = 0
         self._put, self._inbox = trio.open_memory_channel[_Work](_INBOX)
         self._order, self._orders = trio.open_memory_channel[ConnectPeer](1)
@@ -82,6 +84,8 @@ class Hop:
                     return
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._finish_work)
+                    if self.stage is not None:
+                        nursery.start_soon(self._times.find, self.stage, self._report)
                     async for order in self._orders:
                         nursery.start_soon(self._take_from_upstream, order)
         finally:
@@ -98,6 +102,7 @@ class Hop:
 
     def _ready(self, loaded: Loaded) -> None:
         self.stage, self.state = loaded.stage, "ready"
+        self._times = HopTimes(self._node, loaded.costs, loaded.width)
         self._state_changed()
 
     def put(self, packet: Packet) -> None:
@@ -160,11 +165,26 @@ class Hop:
         self._downstream_scope.cancel()
         self.downstream = link
         with trio.CancelScope() as self._downstream_scope:
-            try:
-                packet = await link.receive()
-                raise ProtocolError(f"the downstream node sent a {packet.message.TYPE}")
-            except (ChannelClosed, ProtocolError) as error:
-                await self._peer_lost("downstream", error)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell_when_measured, link)
+                try:
+                    packet = await link.receive()
+                    raise ProtocolError(f"the downstream node sent a {packet.message.TYPE}")
+                except (ChannelClosed, ProtocolError) as error:
+                    await self._peer_lost("downstream", error)
+                nursery.cancel_scope.cancel()
+
+    async def _tell_when_measured(self, link: Link) -> None:
+        await link.measured.wait()
+        self._report.changed()
+
+    @property
+    def link_onward(self) -> PeerLink | None:
+        """What was measured of the link to the next hop; None if nothing was, or there is none."""
+        link = self.downstream
+        if link is None or link.round_trip is None:
+            return None
+        return PeerLink(self.assignment.hop, round(1e6 * link.round_trip), round(link.bandwidth))
 
     async def _peer_lost(self, which: str, error: CoreError) -> None:
         reason = clipped(f"the link to the {which} node: {error.reason}")
@@ -181,6 +201,8 @@ class Hop:
                 continue
             finally:
                 self._waiting_bytes -= bytes_of(work.packet.message)
+            if isinstance(work.packet.message, Run):
+                self._times.note(work.packet.message, done.seconds)
             self._report.changed()
             self._node.activity.tokens += rows_of(work.packet.message)
             if done.message is not None and not done.sent:

@@ -55,6 +55,9 @@ class Load:
             await self._control.send(LoadFailed(self.hop, clipped(error)))
             return str(error)
         ready(loaded)
+        if loaded.files:
+            note = self._node.disk.note
+            await trio.to_thread.run_sync(note, self.variant.manifest, loaded.files, loaded.read_bytes, loaded.reading)
         await self._report.tell(layers_changed=True)
         done = LoadComplete(self.hop, loaded.weight_bytes, loaded.read_bytes, loaded.seconds, loaded.parity)
         await self._control.send(done)

@@ -9,21 +9,32 @@ import trio
 
 from core.link import Link
 from core.node.state import Node
-from core.protocol.fields import Holding
+from core.plugins import PluginHost
+from core.protocol.fields import Holding, LayerTime, PeerLink, Plugin
 from core.protocol.messages import NodeState
 from core.runtime.device import free_memory
 from core.runtime.stage import Stage
 
 _STATE_SECONDS = 0.25
+_TOLD_TIMES = 64
+_TOLD_PLUGINS, _TOLD_ADDS = 128, 256
+_NEEDED = ("architecture ", "quantizer ", "checkpoint format ")
 
 
 class StateReport:
     """`run` it in a task: it tells the coordinator what `changed`, a few times in a second at most."""
 
-    def __init__(self, node: Node, control: Link, stages: Callable[[], Sequence[Stage]]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        control: Link,
+        stages: Callable[[], Sequence[Stage]],
+        links: Callable[[], list[PeerLink]],
+    ) -> None:
         self._node = node
         self._control = control
         self._stages = stages
+        self._links = links
         self._kv_room: int | None = None
         self._holdings: list[Holding] = []
         self._changed = trio.Event()
@@ -48,7 +59,31 @@ class StateReport:
         if layers_changed or self._kv_room is None:
             self._kv_room, self._holdings = node.keeper.kv_room(usage.kv_bytes), node.keeper.holdings()
         node.activity.kv_bytes, node.activity.weight_bytes = usage.kv_bytes, node.keeper.nbytes
-        await self._control.send(NodeState(*usage, free_memory(node.device), self._kv_room, self._holdings))
+        state = NodeState(
+            *usage,
+            free_memory(node.device),
+            self._kv_room,
+            self._holdings,
+            layer_times=layer_times(node),
+            links=self._links(),
+            on_disk=node.disk.told,
+            load_speed=node.disk.speed,
+        )
+        await self._control.send(state)
+
+
+def installed(plugins: PluginHost) -> list[Plugin]:
+    """What a model may need of them, as much as the wire has room for."""
+    added = [(each, [name for name in each.adds if name.startswith(_NEEDED)][:_TOLD_ADDS]) for each in plugins.loaded]
+    return [Plugin(each.distribution, each.version, adds) for each, adds in added if adds][:_TOLD_PLUGINS]
+
+
+def layer_times(node: Node) -> list[LayerTime]:
+    """As many as the wire has room for, of the kinds of layers that it had to do with last."""
+    return [
+        LayerTime(kind, round(times.row * 1e9), round(times.chunk * 1e9))
+        for kind, times in list(node.times.by_kind.items())[-_TOLD_TIMES:]
+    ]
 
 
 class _Usage(NamedTuple):

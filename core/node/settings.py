@@ -14,6 +14,7 @@ class NodeSettings:
 
     It compiles its layers where it `compiles`.
     `peer_host`: where the neighbour's link is awaited; None is the address at which the coordinator is reached.
+    `labels` are its owner's words for it, which planners may heed.
     `local_token` is what a coordinator gave it that started it as a process of its own machine.
     `membership` None: the coordinator is on this machine, at `cluster_host` and `cluster_port`, and asks for nothing.
     """
@@ -30,4 +31,5 @@ class NodeSettings:
     compiles: bool = False
     peer_host: str | None = None
     local_token: bytes | None = None
+    labels: tuple[str, ...] = ()
     transport: str = "trio-websocket"

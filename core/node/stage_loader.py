@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -23,6 +23,7 @@ from core.protocol.fields import Shard
 from core.runtime.compiled import Opaque, compile_stage, refuse_without_compiler
 from core.runtime.device import torch_dtype
 from core.runtime.held_layers import Parts, Variant
+from core.runtime.layer_costs import LayerCost, layer_costs
 from core.runtime.manifest import Proof, Prover, other_file, still_to_prove
 from core.runtime.model import Model, Precision
 from core.runtime.stage import Stage
@@ -38,13 +39,21 @@ class LoadAborted(CoreError):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """`stage` is None where layers are held, or on disk, without one. `parity` is what core.parity computed."""
+    """`stage` is None where layers are held, or on disk, without one. `parity` is what core.parity computed.
+
+    `costs` are those of the stage's layers, and `width` is how wide its rows are. `files` are those on this machine
+    that the layers which were read are in; that took `reading` seconds.
+    """
 
     weight_bytes: int
     read_bytes: int
     seconds: float
     parity: Told = field(default_factory=dict)
     stage: Stage | None = None
+    costs: Sequence[LayerCost] = ()
+    width: int = 0
+    files: Mapping[int, Sequence[Path]] = field(default_factory=dict)
+    reading: float = 0.0
 
 
 class StageLoader:
@@ -76,6 +85,8 @@ class StageLoader:
         self._report = report
         self._compiles = compiles
         self._read_bytes = 0
+        self._reading = 0.0
+        self._files: Mapping[int, Sequence[Path]] = {}
         self._parity: Told = {}
         self._aborted = False
         self._deciding = threading.Lock()
@@ -96,7 +107,11 @@ class StageLoader:
         if self._compiles:
             compile_stage(stage, model.spec.hidden_size, torch_dtype(precision.compute), self._progress("compile"))
         self._stop_if_aborted()
-        return Loaded(stage.nbytes, self._read_bytes, time.monotonic() - started, self._parity, stage)
+        costs = layer_costs(model, self.layers, precision, self._shard.quant)
+        seconds = time.monotonic() - started
+        width = model.spec.hidden_size
+        loaded = stage.nbytes, self._read_bytes, seconds, self._parity
+        return Loaded(*loaded, stage, costs, width, self._files, self._reading)
 
     def hold(self) -> Loaded:
         """The layers in memory, for a later stage."""
@@ -105,7 +120,8 @@ class StageLoader:
         with self._proven(precision) as (model, parts, seen):
             model.load_layers(self.layers, precision, self._device, self._progress("load"), seen, parts)
         nbytes = sum(part.nbytes for part in parts.values())
-        return Loaded(nbytes, self._read_bytes, time.monotonic() - started, self._parity)
+        seconds = time.monotonic() - started
+        return Loaded(nbytes, self._read_bytes, seconds, self._parity, files=self._files, reading=self._reading)
 
     def fetch(self) -> Loaded:
         """The files of all layers on this machine, proven to be the coordinator's."""
@@ -120,8 +136,9 @@ class StageLoader:
                     prover.seen(name)
                     progress(done, sum(sizes))
                 self._refuse_other_copy(prover.other_layer())
+            files = _files_of(model, self.layers)
         self._stop_if_aborted()
-        return Loaded(0, 0, time.monotonic() - started)
+        return Loaded(0, 0, time.monotonic() - started, files=files)
 
     @contextmanager
     def _proven(self, precision: Precision) -> Iterator[tuple[Model, Parts, Seen]]:
@@ -131,7 +148,7 @@ class StageLoader:
             missing = self._missing()
             proof = self._brought(model, missing)
             self._keeper.make_room(sum(model.layer_bytes(layer, precision) for layer in missing))
-            parts = held.parts(self.variant, self.layers)
+            parts, began = held.parts(self.variant, self.layers), time.monotonic()
             with Prover(model, missing, proof) as prover:
 
                 def seen(name: str) -> None:
@@ -141,6 +158,7 @@ class StageLoader:
                 parity = self._computed(model, precision, seen, parts)
                 yield model, parts, seen
                 self._refuse_other_copy(prover.other_layer())
+            self._reading, self._files = time.monotonic() - began, _files_of(model, missing)
             names = {layer: model.layer_tensor_names([layer]) for layer in missing}
             with self._deciding:
                 self._stop_if_aborted()
@@ -230,3 +248,10 @@ class StageLoader:
                 self._report(phase, done, total)
 
         return progress
+
+
+def _files_of(model: Model, layers: Iterable[int]) -> dict[int, list[Path]]:
+    """Where each layer's tensors are on this machine."""
+    tensors, path = model.checkpoint.tensors, model.checkpoint.path
+    by_layer = {layer: {tensors[name].file for name in model.layer_tensor_names([layer])} for layer in layers}
+    return {layer: [found for file in sorted(files) if (found := path(file))] for layer, files in by_layer.items()}

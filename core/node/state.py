@@ -12,9 +12,12 @@ import torch
 import trio
 
 from core.interfaces.transport import Transport
+from core.node.disk_record import DiskRecord
 from core.node.layer_keeper import LayerKeeper
 from core.plugins import PluginHost
 from core.runtime.compute import ComputeThread
+from core.runtime.layer_times import KeptTimes
+from core.runtime.speed import WeightSpeed
 from core.trust.cluster import Membership
 from core.trust.identity import Identity
 
@@ -132,11 +135,14 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """`compute` runs batches, `loads` reads layers. `speed` is core.runtime.speed's of the device."""
+    """`compute` runs batches, `loads` reads layers. `speed` stands in for the `times` of layers that it never had."""
 
     node_id: str
     device: torch.device
-    speed: int
+    speed: WeightSpeed
+    times: KeptTimes
+    disk: DiskRecord
+    labels: tuple[str, ...]
     max_memory: int | None
     cache_dir: Path | None
     compiles: bool

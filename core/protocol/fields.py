@@ -87,6 +87,50 @@ class Holding(msgspec.Struct, frozen=True):
 Holdings = Annotated[list[Holding], msgspec.Meta(max_length=16)]
 
 
+class OnDisk(msgspec.Struct, frozen=True, array_like=True):
+    """Layers of the checkpoint with this manifest whose files a node has read before and still has."""
+
+    manifest: Digest
+    layers: Annotated[list[Span], msgspec.Meta(max_length=128)]
+
+
+AllOnDisk = Annotated[list[OnDisk], msgspec.Meta(max_length=16)]
+Label = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[\w.-]+\Z")]
+
+
+class Plugin(msgspec.Struct, frozen=True, array_like=True):
+    """What a node has installed: `adds` names what it adds by kind, "architecture llama" for instance."""
+
+    distribution: Name
+    version: Name
+    adds: Annotated[list[Name], msgspec.Meta(max_length=256)]
+
+
+Plugins = Annotated[list[Plugin], msgspec.Meta(max_length=128)]
+
+
+class LayerTime(msgspec.Struct, frozen=True, array_like=True):
+    """How many nanoseconds a layer of this kind (core.runtime.layer_costs) takes on a node for one row.
+
+    `chunk_ns`: for CHUNK_ROWS rows of a prompt. 0 is what is not known.
+    """
+
+    kind: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    row_ns: Count
+    chunk_ns: Count
+
+
+class PeerLink(msgspec.Struct, frozen=True, array_like=True):
+    """The link from `hop` to the next one: its round trip, and how many bytes a second it takes (0: not known)."""
+
+    hop: Count
+    round_trip_us: Count
+    bandwidth: Count
+
+
+LayerTimes = Annotated[list[LayerTime], msgspec.Meta(max_length=64)]
+
+
 class Proof(msgspec.Struct, frozen=True):
     """What a node has to prove of its copy of the model before it serves: SHA-256 digests (core.runtime.manifest).
 

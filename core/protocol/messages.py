@@ -8,13 +8,18 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from core.protocol.fields import (
+    AllOnDisk,
     Certificate,
     Commitment,
     Count,
     Fingerprint,
     Holdings,
+    Label,
+    LayerTimes,
     Name,
     Nonce,
+    PeerLink,
+    Plugins,
     Port,
     Secret,
     Segment,
@@ -45,7 +50,10 @@ class Hello(Message, frozen=True):
     """Node to coordinator, first: who it is and what it offers. Refused by ERROR, accepted by HELLO_ACK.
 
     `paused` is why it takes no layers for now; "" where it does. `speed` is how many bytes of weights its device was
-    measured to multiply with one row in a second (0: not measured), `holdings` what it has in memory from before.
+    measured to multiply with one row in a second, `chunk_speed` with CHUNK_ROWS rows (0: not measured); `layer_times`
+    are those that it has had to do with. `holdings` is what it has in memory from before, `on_disk` what it need not
+    download, and `load_speed` how many bytes a second of that it loads (0: not known). `labels` are its owner's words
+    for it, for planners; `plugins` those that add architectures, quantizers or checkpoint formats.
     `local_token` proves that the coordinator started it as a process of its own machine.
     On an encrypted link `signature` proves that the node holds the key of `certificate`; `invite` is the secret of an
     invite, from a node whose key the coordinator does not know yet. Without one, `asks` asks the host to be let in: the
@@ -61,7 +69,13 @@ class Hello(Message, frozen=True):
     max_memory_bytes: Count | None = None
     free_memory: Count = 0
     speed: Count = 0
+    chunk_speed: Count = 0
+    layer_times: LayerTimes = []
     holdings: Holdings = []
+    on_disk: AllOnDisk = []
+    load_speed: Count = 0
+    labels: Annotated[list[Label], msgspec.Meta(max_length=16)] = []
+    plugins: Plugins = []
     peer_hosts: Annotated[list[Name], msgspec.Meta(max_length=16)] = []
     peer_port: Port = 0
     paused: Text = ""
@@ -265,7 +279,9 @@ class NodeState(Message, frozen=True):
     """What a node holds now, for all its hops; sent when it changes.
 
     `kv_room` is how many bytes of KV cache its memory has room for beside the layers that it holds, those that are
-    filled included: it is measured when layers come or go.
+    filled included: it is measured when layers come or go. `layer_times` are those of its hops' layers, if they were
+    timed: what serving has shown of late, or else what was found when they had been loaded. `links` are those of its
+    hops to the next ones, once they were measured. `on_disk` and `load_speed` as in HELLO.
     """
 
     TYPE: ClassVar = "NODE_STATE"
@@ -275,18 +291,26 @@ class NodeState(Message, frozen=True):
     free_memory: Count
     kv_room: Count = 0
     holdings: Holdings = []
+    layer_times: LayerTimes = []
+    links: Annotated[list[PeerLink], msgspec.Meta(max_length=64)] = []
+    on_disk: AllOnDisk = []
+    load_speed: Count = 0
 
 
 class Ping(Message, frozen=True):
+    """`padding` has it take as long as its bytes take the network."""
+
     TYPE: ClassVar = "PING"
     sent_us: Count
+    padding: Annotated[bytes, msgspec.Meta(max_length=65536)] = b""
 
 
 class Pong(Message, frozen=True):
-    """Answers PING, with its `sent_us`."""
+    """Answers PING, with its `sent_us` and its `padding`."""
 
     TYPE: ClassVar = "PONG"
     sent_us: Count
+    padding: Annotated[bytes, msgspec.Meta(max_length=65536)] = b""
 
 
 class Run(Message, frozen=True):

@@ -80,7 +80,13 @@ class ComputeThread:
         self._token = token
         self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self._ended = trio.Event()
+        self._computes = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody's call runs or waits."""
+        return self._computes or not self._jobs.empty()
 
     def start(self, call: Callable[..., T], *args: Any) -> Job[T]:
         """Hands `call(*args)` over, behind those that were handed over before."""
@@ -98,11 +104,14 @@ class ComputeThread:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
+            self._computes = True
             job.run(self._tell)
+            self._computes = False
             del job
         self._tell(self._ended)
 
     def _tell(self, event: trio.Event) -> None:
+        self._computes = False  # before anybody hears of it, who may ask
         try:
             self._token.run_sync_soon(event.set)
         except trio.RunFinishedError:

@@ -57,6 +57,11 @@ def pick(name: str) -> torch.device:
     raise ConfigError(f"this machine has no device {name!r}", "", f"it has: {', '.join(device.id for device in found)}")
 
 
+def device_name(device: torch.device) -> str:
+    """What `device` is called by its maker; a CPU, whose name says less than what it can, by its type."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def free_memory(device: torch.device) -> int:
     """Bytes that a stage can still take on `device`.
 

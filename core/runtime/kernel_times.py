@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import tempfile
 from pathlib import Path
 
-import msgspec
 import torch
-from platformdirs import user_cache_path
+
+from core.runtime.kept_file import KeptFile
 
 Times = dict[int, dict[str, float]]
 """Seconds by the number of rows, and by the kernel's name."""
@@ -21,32 +20,30 @@ _CHOSEN_BY_USERS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INS
 
 
 class KernelTimes:
-    """One small file. Where it is missing, damaged or can't be written, nothing was kept."""
+    """One small file."""
 
     def __init__(self, path: Path | None = None) -> None:
         """Without a `path`, it is in the user's cache."""
-        self.path = path or user_cache_path("core") / "kernels.json"
+        self._file: KeptFile[_ByMachine] = KeptFile("kernels.json", _ByMachine, path)
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    @path.setter
+    def path(self, path: Path) -> None:
+        self._file.path = path
 
     def recall(self, key: str) -> Times | None:
         return self._read().get(machine(), {}).get(key)
 
     def keep(self, key: str, times: Times) -> None:
-        """Whole or not at all."""
         found = self._read()
         found.setdefault(machine(), {})[key] = times
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.path.parent, delete=False) as file:
-                file.write(msgspec.json.encode(found))
-            Path(file.name).replace(self.path)
-        except OSError:
-            return
+        self._file.write(found)
 
     def _read(self) -> _ByMachine:
-        try:
-            return msgspec.json.decode(self.path.read_bytes(), type=_ByMachine)
-        except (OSError, ValueError):
-            return {}
+        return self._file.read() or {}
 
 
 def machine() -> str:

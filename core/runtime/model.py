@@ -97,7 +97,7 @@ class Model:
 
     def layer_bytes(self, layer: int, precision: Precision) -> int:
         """What one layer's weights hold on a node."""
-        return _held_bytes(self._layer_specs(layer), precision)
+        return held_bytes(self._layer_specs(layer), precision)
 
     def stored_bytes(self, layers: range) -> int:
         """What the layers' tensors take in the checkpoint's files."""
@@ -109,7 +109,7 @@ class Model:
 
     def embed_and_head_bytes(self, precision: Precision) -> int:
         """What embedding, norm and head hold on the coordinator."""
-        return _held_bytes(self._non_layer_specs(), precision.of_embed_and_head)
+        return held_bytes(self._non_layer_specs(), precision.of_embed_and_head)
 
     def largest_linear(self) -> tuple[int, int] | None:
         """The shape (out_features, in_features) of the first layer's largest weight that is packed, if there is any."""
@@ -218,7 +218,8 @@ class Model:
         return list(self.architecture.non_layer_tensors(self.spec))
 
 
-def _held_bytes(specs: list[TensorSpec], precision: Precision) -> int:
+def held_bytes(specs: Sequence[TensorSpec], precision: Precision) -> int:
+    """What tensors take where they are held."""
     held = 0
     for spec in specs:
         if spec.packed or spec.embedding:

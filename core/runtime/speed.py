@@ -1,33 +1,49 @@
-"""How fast a device multiplies: what a decode step waits for is that all weights are read once."""
+"""How fast a device multiplies: what stands in for the times of layers that it has not had to do with."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from core.interfaces.dtypes import DType
+from core.interfaces.planner import CHUNK_ROWS
 from core.interfaces.quantizer import Quantizer
 from core.runtime.device import synchronize, torch_dtype
 from core.runtime.kernel_choice import CHOOSER, Product, normal, timed
 
 _TRIES = 3
+_IN_FEATURES = 4096
+
+
+class WeightSpeed(NamedTuple):
+    """Bytes of weights in a second, with one row and with CHUNK_ROWS rows; 0 if that can't be measured."""
+
+    row: int
+    chunk: int
 
 
 @cache
-def weight_speed(device: torch.device) -> int:
-    """Bytes of weights per second that `device` multiplies with one row, the best of a few tries; takes milliseconds.
+def weight_speed(device: torch.device) -> WeightSpeed:
+    """The best of a few tries, of dense weights, in float32 on a CPU and in float16 elsewhere; takes milliseconds.
 
-    Measured once per process, in float32 on a CPU and in float16 elsewhere. 0 where it can't be measured.
+    Measured once per process. What a decode step waits for is that all weights are read once, and what a prompt waits
+    for are the products.
     """
     on_cpu = device.type == "cpu"
-    # So much that it fits no cache, and that what a call costs counts for little.
+    # For a row so much that it fits no cache, and that what a call costs counts for little.
     rows, products, dtype = (4096, 1, torch.float32) if on_cpu else (16384, 8, torch.float16)
+    return WeightSpeed(_speed(device, dtype, rows, 1, products), _speed(device, dtype, 1024, CHUNK_ROWS, 1))
+
+
+def _speed(device: torch.device, dtype: torch.dtype, out_features: int, rows: int, products: int) -> int:
     try:
-        weight, x = torch.ones(rows, 4096, dtype=dtype, device=device), torch.ones(1, 4096, dtype=dtype, device=device)
+        weight = torch.ones(out_features, _IN_FEATURES, dtype=dtype, device=device)
+        x = torch.ones(rows, _IN_FEATURES, dtype=dtype, device=device)
         best = min(_seconds(weight, x, products) for _ in range(_TRIES))
     # So torch says that a device lacks memory, or a kernel.
     except RuntimeError:

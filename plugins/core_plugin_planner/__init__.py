@@ -1,4 +1,4 @@
-"""The planner `balanced`: as few nodes as hold the model, each filled in proportion to its memory."""
+"""The planners: `measured` makes a token take the least time; `balanced` uses as few nodes as hold the model."""
 
 from core import Planner, hookimpl
 
@@ -6,5 +6,6 @@ from core import Planner, hookimpl
 @hookimpl
 def core_planners() -> list[type[Planner]]:
     from core_plugin_planner.balanced import BalancedPlanner
+    from core_plugin_planner.measured import MeasuredPlanner
 
-    return [BalancedPlanner]
+    return [BalancedPlanner, MeasuredPlanner]

@@ -6,12 +6,13 @@ Plans that are not made in haste are found by dynamic programming over contiguou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import ClassVar
 
 from core import Plan, PlanError, Planner, PlanRequest, StagePlan
 from core_plugin_planner.costs import NodeCosts, best_borders, pinned_weights
 from core_plugin_planner.hasty import Path, hasty_stages
+from core_plugin_planner.words import at_least, at_most, counted, too_small
 
 Choice = tuple[int, tuple[int, ...]]
 """Nodes that hold some layers: their memory in all, and their negated indices. The greatest choice is the best."""
@@ -57,13 +58,13 @@ def _refuse_impossible_counts(request: PlanRequest) -> None:
         raise PlanError(
             "the model has too few layers",
             f"{needed} nodes are asked for, each holds at least one layer, and there are {layers}",
-            f"ask for {_nodes(layers)}" + (" or fewer" if layers > 1 else ""),
+            f"ask for {counted(layers)}" + (" or fewer" if layers > 1 else ""),
         )
     if needed > there:
         total, offered = sum(request.layer_bytes), sum(node.memory for node in request.candidates)
         raise PlanError(
             "too few nodes",
-            f"{_nodes(needed)} needed, {there} there",
+            f"{counted(needed)} needed, {there} there",
             "let more nodes join, or ask for fewer",
             missing_bytes=max(0, total - offered - _kept(request)),
         )
@@ -112,15 +113,15 @@ def _does_not_fit(request: PlanRequest, rows: Sequence[Sequence[Choice]], most: 
     more, missing = _missing(offsets, rows, request.min_stages, most)
     total, offered, kept = offsets[-1], sum(node.memory for node in request.candidates), _kept(request)
     count = len(request.candidates)
-    there = f"{_nodes(count)} {'offers' if count == 1 else 'offer'}"
-    beside = f", beside {_at_most(kept)} of their weights that are held already" if kept else ""
+    there = f"{counted(count)} {'offers' if count == 1 else 'offer'}"
+    beside = f", beside {at_most(kept)} of their weights that are held already" if kept else ""
     limits = f"; {request.min_stages} or more must each hold a layer" if request.min_stages > 1 else ""
     if request.max_stages is not None:
         limits += f"; at most {request.max_stages} may be used"
     return PlanError(
         "the model does not fit",
-        f"its layers take {_at_least(total)}, and {there} {_at_most(offered)} in all{beside}{limits}",
-        f"add {_nodes(more)} with {_at_least(missing)} to offer, or choose a smaller model or a stronger quantization",
+        f"its layers take {at_least(total)}, and {there} {at_most(offered)} in all{beside}{limits}",
+        f"add {counted(more)} with {at_least(missing)} to offer, or choose a smaller model or a stronger quantization",
         missing_bytes=missing,
     )
 
@@ -152,23 +153,8 @@ def _left_out(request: PlanRequest, costs: Sequence[NodeCosts], chosen: Sequence
 
 
 def _reason(node: NodeCosts, full: bool) -> str:
-    smallest_layer = min(end - start for start, end in pairwise(node.takes))
-    if node.memory < smallest_layer:
-        return f"too small: even one layer takes {_at_least(smallest_layer)} and it offers {_at_most(node.memory)}"
+    if reason := too_small(node):
+        return reason
     if full:
         return "the highest number of nodes that may be used is reached without it"
     return "spare: the model fits without it"
-
-
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
-
-
-def _at_least(nbytes: int) -> str:
-    """Rounded up, so that a need is never told too small."""
-    return f"{-(-nbytes // 10**7) / 100:.2f} GB" if nbytes >= 10**8 else f"{-(-nbytes // 10**6)} MB"
-
-
-def _at_most(nbytes: int) -> str:
-    """Rounded down, so that an offer is never told too large."""
-    return f"{nbytes // 10**7 / 100:.2f} GB" if nbytes >= 10**8 else f"{nbytes // 10**6} MB"

@@ -41,6 +41,8 @@ STATUS: dict[str, Any] = {
     "dtype": "bf16",
     "wire_dtype": "bf16",
     "quality": "perplexity +8%",
+    "measured_token_seconds": 0.0213,
+    "predicted_token_seconds": 0.02,
     "kv": {"tokens": 100_000, "reserved": 2000, "kept": 500},
     "nodes": [
         node("local-1", layers=[0, 30]),
@@ -82,6 +84,7 @@ def test_it_fits_and_every_row_is_a_line(columns: int, monkeypatch: pytest.Monke
     assert max(map(len, lines)) <= columns
     assert "8.0 tokens/s   1 generation   between hops 1.2 ms   route 3" in lines
     assert "quant int4, dtype bf16, wire dtype bf16 (perplexity +8%)" in lines
+    assert "a token takes 21.3 ms, 20.0 predicted" in lines
     rows = [line.split() for line in lines]
     assert ["annas-gaming-computer-3foptdso", "ready", "[30,", "48)", "cuda:0", "24.00", "GB", "relayed"] in rows
     assert ["carl-5mbt3w2x", "loading", "45%", "-", "cuda:0", "24.00", "GB", "-"] in rows

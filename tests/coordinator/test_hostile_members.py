@@ -222,13 +222,13 @@ async def test_what_a_member_claims_to_hold_is_looked_at_once_a_layer(model: Pat
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a") as cluster:
             await cluster.ready()
-            held_as = inside(cluster).supervisor._planning.held_as
+            held_as = inside(cluster).supervisor.planning.held_as
             everything = Holding(held_as.manifest, held_as.quant, held_as.dtype, [Span(0, 100_000)] * 128)
             async with cluster.join("liar", free_memory=MOST, max_memory_bytes=MOST) as liar:
                 await liar.send(NodeState(0, 0, 0, 0, 2**62, [everything] * 16))
                 member = inside(cluster).members.all()[1]
                 await cluster.until(lambda _: member.reported.holdings != [])
-                assert inside(cluster).supervisor._planning.held(member) == frozenset(range(6))
+                assert inside(cluster).supervisor.planning.held(member) == frozenset(range(6))
 
 
 async def test_who_has_no_memory_for_caches_is_left_out(model: Path, prompt: tuple[int, ...], oracle: str) -> None:

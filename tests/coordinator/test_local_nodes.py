@@ -50,7 +50,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[PlanRequest]:
     """What the planner is asked, where this machine has `FREE` bytes free."""
     noted: list[PlanRequest] = []
-    planner = type(PluginHost.installed().planners.get("balanced"))
+    planner = type(PluginHost.installed().planners.get("measured"))
     plan = planner.plan
 
     def note(self: Any, request: PlanRequest) -> Plan:

@@ -93,7 +93,7 @@ async def test_a_machine_that_pauses_keeps_no_layers_and_gets_them_again(model: 
             await cluster.ready()
             await cluster.start_node("c")
             held = {member.node_id: member for member in inside(cluster).members.all()}
-            planning = inside(cluster).supervisor._planning
+            planning = inside(cluster).supervisor.planning
             cluster.duties["b"].pause("a game")
             await cluster.ready(after_epoch=1)
             await cluster.until(lambda _: planning.held(held["b"]) == frozenset())
@@ -125,17 +125,17 @@ async def test_if_memory_holds_no_two_routes_texts_wait_for_the_next(
 async def room_for_layers(cluster: MemoryCluster, inside: Any) -> Callable[[int], int]:
     """Bytes that hold so many layers of the model with the caches that are set aside for them, and half a one more."""
     await cluster.until(lambda _: cluster.coordinator._live is not None and cluster.coordinator._live.supervisor)
-    planning = inside(cluster).supervisor._planning
+    planning = inside(cluster).supervisor.planning
     request = planning._request((), ())
     return lambda layers: int(request.layer_bytes[0] * (layers + 0.5))
 
 
 class Speeds:
-    """What nodes say of their speed, by id."""
+    """What nodes say of their speed, by id. They time no layers, which take microseconds here."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.by_id: dict[str, int] = {}
-        from core.node import connection
+        from core.node import connection, report
 
         hello = connection.hello
 
@@ -145,6 +145,7 @@ class Speeds:
             return msgspec.structs.replace(hello(node, *args), speed=self.by_id.get(node.node_id, 10**6))
 
         monkeypatch.setattr(connection, "hello", said)
+        monkeypatch.setattr(report, "layer_times", lambda node: [])
 
 
 @pytest.fixture
@@ -234,7 +235,7 @@ async def test_a_stand_in_has_the_layers_that_a_loss_would_need(
             await cluster.ready()
             await cluster.start_node("c")
             member = inside(cluster).members.all()[-1]
-            planning = inside(cluster).supervisor._planning
+            planning = inside(cluster).supervisor.planning
             await cluster.until(lambda _: planning.held(member) == frozenset(range(6)))
             async with cluster.generating(prompt, TOKENS) as running:
                 cluster.stop_node("a")

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from core.coordinator.prediction import Prediction, gain, predict
-from core.interfaces.planner import COORDINATOR, Candidate, Plan, PlanRequest, StagePlan, Wire
+from core.interfaces.planner import COORDINATOR, Candidate, Plan, PlanFor, PlanRequest, StagePlan, Wire
 
 GB = 10**9
 
@@ -58,3 +58,18 @@ def test_of_two_plans_at_most_one_is_better_than_the_other() -> None:
     kinds = [Prediction(seconds, context) for seconds in (0.0, 0.01, 0.02, 0.1, 0.11) for context in (0, 100, 140, 900)]
     for one, other in itertools.permutations(kinds, 2):
         assert not (gain(one, other) and gain(other, one)), (one, other)
+
+
+def test_for_throughput_the_slowest_stage_is_compared() -> None:
+    nodes = [
+        Candidate("quick", GB, "cpu", row_seconds=(0.01,) * 4),
+        Candidate("slow", GB, "cpu", row_seconds=(0.05,) * 4),
+    ]
+    request = PlanRequest((1,) * 4, tuple(nodes), weight_bytes=(1,) * 4)
+    one = predict(Plan((StagePlan("quick", 0, 4, 4),)), request, kv_layer_bytes=0, longest=100)
+    two = predict(
+        Plan((StagePlan("quick", 0, 3, 3), StagePlan("slow", 3, 4, 1))), request, kv_layer_bytes=0, longest=100
+    )
+    assert (one.stage_seconds, two.stage_seconds) == (pytest.approx(0.04), pytest.approx(0.05))
+    assert gain(one, two, PlanFor.THROUGHPUT) == "the slowest stage is predicted to take 40 ms instead of 50"
+    assert gain(two, one, PlanFor.THROUGHPUT) == ""

@@ -193,9 +193,9 @@ async def test_whatever_a_planner_raises_is_told_with_its_name(
     with trio.fail_after(SECONDS + FAILED_SECONDS):
         async with memory_cluster(model, min_nodes=1) as cluster:
             with monkeypatch.context() as patch:
-                patch.setattr(type(PluginHost.installed().planners.get("balanced")), "plan", broken)
+                patch.setattr(type(PluginHost.installed().planners.get("measured")), "plan", broken)
                 await cluster.start_node("a")
-                await cluster.until(lambda status: "'balanced' failed: ZeroDivisionError" in status.detail)
+                await cluster.until(lambda status: "'measured' failed: ZeroDivisionError" in status.detail)
             await pass_time(clock, FAILED_SECONDS + 1)
             await cluster.ready()
 
@@ -204,7 +204,7 @@ async def test_a_route_that_breaks_while_a_better_plan_is_made_is_not_said_to_se
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on, said = threading.Event(), threading.Event(), list[str]()
-    planner = type(PluginHost.installed().planners.get("balanced"))
+    planner = type(PluginHost.installed().planners.get("measured"))
     plan, become = planner.plan, Supervisor._become
 
     def slow(self: Any, request: PlanRequest) -> Plan:

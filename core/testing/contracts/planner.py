@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import ClassVar
 
 import pytest
 
@@ -35,8 +36,12 @@ def _request(
 class PlannerContract:
     """The contract of `core.Planner`. A subclass named Test... has a fixture `planner` that gives one.
 
-    Needs pytest. What nodes hold, and haste, a planner may leave out of account; what is pinned it may not.
+    Needs pytest. What nodes hold, and haste, a planner may leave out of account; what is pinned it may not: it has
+    layers where `PlanRequest.pins` says, or refuses. A planner for which the order of joining decides sets
+    `joining_decides`.
     """
+
+    joining_decides: ClassVar[bool] = True
 
     REQUESTS = (
         _request([40], [10] * 4),
@@ -65,6 +70,25 @@ class PlannerContract:
             taken = sum(asked.layer_bytes[i] - asked.weight_bytes[i] * (i in node.pinned) for i in layers)
             assert stage.nbytes == taken <= node.memory
         assert planned(planner, asked) == plan
+
+    @pytest.mark.parametrize("request_", REQUESTS)
+    def test_the_order_of_joining_decides_nothing(self, planner: Planner, request_: PlanRequest) -> None:
+        if self.joining_decides:
+            pytest.skip("it decides, says the planner")
+        backwards = replace(request_, candidates=request_.candidates[::-1])
+        assert planned(planner, backwards).stages == planned(planner, request_).stages
+
+    @pytest.mark.parametrize("pins", [{"node-1": range(0, 2)}, {"node-2": range(1, 3), "node-0": range(4, 6)}])
+    def test_layers_are_where_they_are_pinned_or_it_is_refused(
+        self, planner: Planner, pins: Mapping[str, range]
+    ) -> None:
+        asked = replace(_request([60, 60, 60], [10] * 6), pins=pins)
+        try:
+            plan = planned(planner, asked)
+        except PlanError:
+            return
+        held = {stage.node_id: range(stage.start, stage.end) for stage in plan.stages}
+        assert all(set(layers) <= set(held[node_id]) for node_id, layers in pins.items())
 
     @pytest.mark.parametrize("in_haste", [False, True])
     def test_layers_that_do_not_fit_are_refused_with_the_bytes_that_are_missing(

@@ -36,7 +36,7 @@ def loaded_model(model: description.Model, quantizer: Quantizer) -> LoadedModel:
     opened = Model(_Checkpoint(model), _Architecture(model))
     manifest = Manifest(opened, [FileEntry(_FILE, 1, "00" * 32, None)], {})
     precision = Precision(quantizer, DTYPE, DTYPE)
-    return LoadedModel(opened, precision, _Tokenizer(), _Head(model.hidden_size), manifest)
+    return LoadedModel(opened, precision, _Tokenizer(), _Head(model.hidden_size), manifest, head_seconds=0.0)
 
 
 class _Checkpoint(Checkpoint):

@@ -1,0 +1,131 @@
+"""`core plan --cluster`: the plan for a running cluster's nodes, and what would become of it with others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import typer
+
+from core.cli.api_client import api_client, ask
+from core.cli.console import aligned, counted, show_bytes
+from core.cli.plan_options import parse_node, refuse_equal_names, refuse_unknown_names
+from core.errors import CoreError, PlanError
+from core.interfaces.planner import Candidate, Plan, PlanFor, Planner, PlanRequest, Wire
+
+TIMEOUT_SECONDS = 30.0
+_ABSENT = ("paused", "failed")
+
+
+def described(plan: Plan, *first: tuple[str, str, str]) -> str:
+    """The plan in lines, behind these rows: who has which layers, who has none and why, and what there is to say."""
+    rows = [
+        *first,
+        *(
+            (stage.node_id, f"layers [{stage.start}, {stage.end})", f"{show_bytes(stage.nbytes)} with its KV cache")
+            for stage in plan.stages
+        ),
+        *((node_id, "no layers", reason) for node_id, reason in plan.left_out),
+    ]
+    return "\n".join((aligned(*rows, indent=2), *plan.notes))
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCluster:
+    """What a cluster's API says of it: what its planner is asked for, and which one that is."""
+
+    model: str
+    planner: str
+    request: PlanRequest
+
+
+async def what_if(url: str, without: list[str], with_: list[str]) -> None:
+    """Prints the plan for the nodes that are there; and the one for those that would be, with what it brings."""
+    from core.coordinator.planning import planned
+    from core.plugins import PluginHost
+
+    async with api_client(url, TIMEOUT_SECONDS) as client:
+        cluster = read_cluster(await ask(client, "GET", "/v1/cluster", "nodes"), url)
+    planner = PluginHost.installed().planners.get(cluster.planner)
+    typer.echo(f"plan for {cluster.model}: {counted(len(cluster.request.layer_bytes), 'layer')}")
+    if not (without or with_):
+        typer.echo(described(planned(planner, cluster.request)))
+        return
+    changed = changed_request(cluster.request, without, with_)
+    now = _tried(planner, cluster.request)
+    then = planned(planner, changed)
+    typer.echo(described(then))
+    typer.echo(_difference(now, cluster.request, then, changed))
+
+
+def read_cluster(status: dict[str, Any], url: str) -> RunningCluster:
+    """What GET /v1/cluster answered. Raises CoreError if it does not say what plans are made of."""
+    asked = status.get("planning")
+    if not asked:
+        raise CoreError(f"the cluster at {url} makes no plans yet", str(status.get("detail", "")), "ask it again later")
+    nodes = [
+        Candidate(
+            node["node_id"],
+            node.get("memory", 0),
+            node["device"],
+            row_seconds=tuple(node.get("row_seconds") or ()),
+            chunk_seconds=tuple(node.get("chunk_seconds") or ()),
+            held=frozenset(range(*node["layers"])) if node["layers"] else frozenset(),
+            labels=frozenset(node.get("labels") or ()),
+        )
+        for node in status["nodes"]
+        if node["state"] not in _ABSENT and node["node_id"] not in asked.get("excluded", ())
+    ]
+    return RunningCluster(
+        status["model"],
+        asked["planner"],
+        PlanRequest(
+            layer_bytes=tuple(asked["layer_bytes"]),
+            candidates=tuple(nodes),
+            min_stages=asked["min_nodes"],
+            max_stages=asked["max_nodes"],
+            weight_bytes=tuple(asked["weight_bytes"]),
+            plan_for=PlanFor(asked["plan_for"]),
+            row_bytes=asked["row_bytes"],
+            wires={tuple(wire["ends"]): Wire(wire["seconds"], wire["bandwidth"]) for wire in status.get("wires", ())},
+            pins={node_id: range(*layers) for node_id, layers in asked.get("pins", {}).items()},
+        ),
+    )
+
+
+def changed_request(request: PlanRequest, without: list[str], with_: list[str]) -> PlanRequest:
+    """For the cluster without some of its nodes, and with others. Raises ConfigError for names that can't be."""
+    there = [node.node_id for node in request.candidates]
+    refuse_unknown_names(without, there)
+    newcomers = [parse_node(text, f"new-{index}", "--with") for index, text in enumerate(with_, start=1)]
+    staying = [node for node in request.candidates if node.node_id not in without]
+    refuse_equal_names([*(node.node_id for node in staying), *(node.name for node in newcomers)])
+    candidates = (*staying, *(node.as_candidate(request.weight_bytes) for node in newcomers))
+    pins = {node_id: layers for node_id, layers in request.pins.items() if node_id not in without}
+    fewest = max(1, min(request.min_stages, len(candidates)))
+    return replace(request, candidates=candidates, pins=pins, min_stages=fewest)
+
+
+def _tried(planner: Planner, request: PlanRequest) -> Plan | None:
+    from core.coordinator.planning import planned
+
+    try:
+        return planned(planner, request)
+    except PlanError:
+        return None
+
+
+def _difference(now: Plan | None, request: PlanRequest, then: Plan, changed: PlanRequest) -> str:
+    from core.coordinator.prediction import predict
+
+    if now is None:
+        return "As it is, the model does not fit."
+    predicted = [predict(*made, 0, 0) for made in ((now, request), (then, changed))]
+    one_stream = request.plan_for is PlanFor.LATENCY
+    before, after = (each.token_seconds if one_stream else each.stage_seconds for each in predicted)
+    what = "A token" if one_stream else "A token on the slowest machine"
+    if not (before and after):
+        return "What that brings can't be said: the speed of some machine is not known."
+    if abs(after - before) < 0.01 * before:
+        return f"{what} would take {1000 * after:.3g} ms, as now."
+    return f"{what} would take {1000 * after:.3g} ms instead of {1000 * before:.3g} ms now."

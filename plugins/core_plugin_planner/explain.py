@@ -1,0 +1,210 @@
+"""A plan in words, for those whose machines these are: what limits it, what each machine brings, what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from core import COORDINATOR, Candidate, PlanFor, PlanRequest
+from core_plugin_planner.objective import Objective, Path, stages_of
+from core_plugin_planner.problem import NANOSECONDS, NEVER, VIOLATION, Problem
+from core_plugin_planner.search import with_node
+from core_plugin_planner.solve import NEAR, best_cost, for_speed, weighs_loading
+from core_plugin_planner.words import at_least, milliseconds, named, per_second, too_small
+
+GB = 10**9
+CABLE_SECONDS, CABLE_SPEED = 0.0003, 125e6
+"""A gigabit cable at home, one way."""
+WORTH = 0.05
+"""What is told of connections has to be this part of a token's time."""
+WORTH_A_GIGABYTE = 0.01
+"""And what one more gigabyte saves, this part."""
+MAX_TRIED = 4
+"""Machines of a plan each of which is tried to be done without."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Of the path that was found for `problem`, of which there may be further candidates."""
+
+    problem: Problem
+    path: Path
+
+    @property
+    def request(self) -> PlanRequest:
+        return self.problem.request
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        return tuple(node for node, _ in self.path)
+
+    @property
+    def is_known(self) -> bool:
+        return any(node.row_seconds for node in self.problem.nodes)
+
+    @property
+    def for_throughput(self) -> bool:
+        return self.request.plan_for is PlanFor.THROUGHPUT
+
+    def left_out(self, shared: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Every candidate without layers, and why. The `shared` ones were not weighed."""
+        used = set(self.order)
+        objective = replace(for_speed(self.problem), most=len(self.problem.nodes))
+        for index, node in enumerate(self.problem.nodes):
+            if index not in used:
+                yield node.node_id, self._why_not(index, objective)
+        for node_id in shared:
+            yield node_id, "spare: others use it too, and the model fits without it"
+
+    def notes(self) -> Iterator[str]:
+        if not self.is_known:
+            yield (
+                "How fast these machines are is not known yet: as few as hold the model are used, those with the most"
+                " memory."
+            )
+        else:
+            yield from self._speed()
+        if len(self.path) > 1:
+            yield from self._why_so_many()
+        if self.is_known:
+            yield from self._more_memory()
+        if weighs_loading(self.problem):
+            yield (
+                "It was made in haste, while nobody is served, so that little has to be loaded; a faster plan may"
+                " follow."
+            )
+        yield from self._assumptions()
+
+    def _why_not(self, index: int, objective: Objective) -> str:
+        if reason := too_small(self.problem.costs[index]):
+            return reason
+        if not self.is_known:
+            return "spare: the model fits without it"
+        now, then = objective.cost_of(self.path), with_node(objective, self.order, index)
+        if then < now * (1 - NEAR) and len(self.path) == self.request.max_stages:
+            return "the highest number of nodes that may be used is reached without it"
+        if then < now * (1 - NEAR):
+            return f"spare for now: it would save {milliseconds(now - then)} a token, but has too much to load first"
+        if then > now * (1 + NEAR) and then < VIOLATION:
+            if self.for_throughput:
+                return f"spare: the slowest machine would need {self._instead(now, then)}"
+            return f"spare: it would cost {milliseconds(then - now)} a token, {self._instead(now, then)}"
+        return "spare: the model fits without it, and it would make nothing faster"
+
+    def _speed(self) -> Iterator[str]:
+        stages, wires = self._stage_times(), self._wire_times()
+        total, computing = sum(stages) + sum(wires), sum(stages)
+        if self.for_throughput:
+            slowest = max(range(len(stages)), key=stages.__getitem__)
+            yield (
+                f"The slowest machine is {self._name(slowest)}: it needs {milliseconds(stages[slowest])} for a token."
+                f" That bounds what all answers get together: {per_second(stages[slowest])} tokens a second,"
+                " more where several are computed in one pass."
+            )
+        yield (
+            f"One answer alone gets about {per_second(total)} tokens a second: a token takes {milliseconds(total)},"
+            f" {milliseconds(computing)} of it in the machines and {milliseconds(sum(wires))} between them."
+        )
+        worst = max(range(len(wires)), key=wires.__getitem__)
+        heaviest = max(range(len(stages)), key=stages.__getitem__)
+        if len(stages) > 1 and not self.for_throughput and stages[heaviest] >= wires[worst]:
+            _, start, end = stages_of(self.path)[heaviest]
+            yield (
+                f"What limits it most is {self._name(heaviest)}: its {end - start} layers take"
+                f" {milliseconds(stages[heaviest])} of that."
+            )
+        yield from self._weakest_link(worst, wires[worst], total)
+
+    def _weakest_link(self, index: int, nanoseconds: int, total: int) -> Iterator[str]:
+        ends = (-1, *self.order, -1)[index : index + 2]
+        names = [self.problem.nodes[end].node_id if end >= 0 else "the coordinator" for end in ends]
+        told = f"The weakest connection is that of {names[0]} and {names[1]}: {milliseconds(nanoseconds)} for a token."
+        cable = (CABLE_SECONDS + self.request.row_bytes / CABLE_SPEED) * NANOSECONDS
+        back_and_forth = 2 if len(self.path) == 1 else 1
+        saved = back_and_forth * (nanoseconds - cable)
+        if saved >= WORTH * total and self._is_measured(*ends):
+            yield f"{told} By a gigabit cable it would take {self._instead(total, total - saved)}."
+        elif len(self.path) > 1 and self._is_measured(*ends):
+            yield told
+
+    def _why_so_many(self) -> Iterator[str]:
+        if not self.is_known or len(self.path) > MAX_TRIED:
+            return
+        now, needed, saves, costs = for_speed(self.problem).cost_of(self.path), [], [], []
+        for node in self.order:
+            others = tuple(each for index, each in enumerate(self.problem.nodes) if index != node)
+            without, name = self._best(others), self.problem.nodes[node].node_id
+            if without is None:
+                needed.append(name)
+            elif without > now * (1 + NEAR):
+                saves.append(f"without {name}, a token would take {self._instead(now, without)}")
+            elif without < now * (1 - NEAR):
+                costs.append(
+                    f"{name} costs {milliseconds(now - without)} a token, and is used because that was asked for"
+                )
+        if needed:
+            yield f"The model does not fit without {named(needed)}."
+        if not self.for_throughput:
+            yield from (f"{each[0].upper()}{each[1:]}." for each in saves)
+            yield from (f"{each}." for each in costs)
+            yield from self._alone(now)
+
+    def _alone(self, now: int) -> Iterator[str]:
+        """What the machine that would be fastest alone lacks for that."""
+        total, alone = sum(self.request.layer_bytes), []
+        for node in self.order:
+            candidate = replace(self.problem.nodes[node], memory=max(total, self.problem.nodes[node].memory))
+            if (cost := self._best((candidate,))) is not None:
+                alone.append((cost, node))
+        cost, node = min(alone, default=(now, -1))
+        missing = self.problem.costs[node].takes[-1] - self.problem.nodes[node].memory
+        if cost < now * (1 - NEAR) and missing > 0:
+            yield (
+                f"Several machines bring memory, and their connections cost time: with {at_least(missing)} more,"
+                f" {self.problem.nodes[node].node_id} could hold the model alone, and a token would take"
+                f" {self._instead(now, cost)}."
+            )
+
+    def _more_memory(self) -> Iterator[str]:
+        """What one more gigabyte would bring on the machine of the plan where it brings most."""
+        now, best = for_speed(self.problem).cost_of(self.path), (NEVER, "")
+        used = [self.problem.nodes[node] for node in self.order]
+        for node in used:
+            more = tuple(replace(each, memory=each.memory + GB * (each is node)) for each in used)
+            problem = Problem(replace(self.request, candidates=more))
+            few = len(used) <= MAX_TRIED
+            cost = best_cost(problem) if few else for_speed(problem).cost(range(len(used)))
+            best = min(best, (NEVER if cost is None else cost, node.node_id))
+        if best[0] <= now * (1 - WORTH_A_GIGABYTE):
+            whose = "a token on the slowest machine" if self.for_throughput else "a token"
+            yield f"One more gigabyte on {best[1]} would save {milliseconds(now - best[0])} of {whose}."
+
+    def _assumptions(self) -> Iterator[str]:
+        used = [self.problem.nodes[node] for node in self.order]
+        unknown = [node.node_id for node in used if not node.row_seconds]
+        if self.is_known and unknown:
+            yield f"How fast {named(unknown)} computes is not known yet: it is taken to be as fast as the others."
+        ends = [*pairwise((-1, *self.order, -1))]
+        if self.is_known and not all(self._is_measured(*pair) for pair in ends):
+            yield "Not all connections are measured yet: one that is not is taken to be like the others, or 0.5 ms."
+
+    def _best(self, candidates: tuple[Candidate, ...]) -> int | None:
+        """For speed, of the best plan for these, whatever else was asked for; None if the model does not fit."""
+        return best_cost(Problem(replace(self.request, candidates=candidates, min_stages=1, pins={})))
+
+    def _instead(self, now: float, then: float) -> str:
+        return f"{milliseconds(then)} instead of {milliseconds(now)}"
+
+    def _is_measured(self, one: int, other: int) -> bool:
+        ids = [self.problem.nodes[end].node_id if end >= 0 else COORDINATOR for end in (one, other)]
+        return self.request.wire(*ids) is not None
+
+    def _name(self, stage: int) -> str:
+        return self.problem.nodes[self.path[stage][0]].node_id
+
+    def _stage_times(self) -> list[int]:
+        return [int(self.problem.compute[stage]) for stage in stages_of(self.path)]
+
+    def _wire_times(self) -> list[int]:
+        return [int(self.problem.wires[ends]) for ends in pairwise((-1, *self.order, -1))]
