@@ -270,8 +270,8 @@ def _fault(plan: Plan, request: PlanRequest) -> str:
     if end < layers:
         return f"layers [{end}, {layers}) are on no node"
     for node_id, pinned in request.pins.items():
-        given = {layer for stage in plan.stages if stage.node_id == node_id for layer in range(stage.start, stage.end)}
-        if not given.issuperset(pinned):
+        owned = {layer for stage in plan.stages if stage.node_id == node_id for layer in range(stage.start, stage.end)}
+        if not owned.issuperset(pinned):
             return f"layers [{pinned.start}, {pinned.stop}) are pinned to {node_id!r}, and it is not given all of them"
     most = len(used) if request.max_stages is None else request.max_stages
     if not request.min_stages <= len(used) <= most:

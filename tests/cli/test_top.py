@@ -117,6 +117,7 @@ def test_generations_that_wait_for_another_route_say_why(columns: int, monkeypat
 def test_before_anybody_has_joined_there_are_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = STATUS | {"state": "waiting", "detail": "2 more nodes must join [no] luck"}
     waiting |= {"quant": "auto", "dtype": "auto", "wire_dtype": "auto", "quality": ""}
+    waiting |= {"measured_token_seconds": 0.0, "predicted_token_seconds": 0.0}
     text = shown(waiting | {"nodes": [], "hops": [], "generations": [], "sessions": 0}, 80, monkeypatch)
     assert "Qwen/Qwen2.5-14B-Instruct  waiting: 2 more nodes must join [no] luck" in text
     assert "0 generations" in text

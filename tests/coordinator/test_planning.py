@@ -97,7 +97,7 @@ async def test_a_planner_that_never_returns_is_given_up_and_keeps_one_thread(
 
     monkeypatch.setattr(Planning, "_request", lambda *_: REQUEST)
     nobody, settings = cast(Any, None), CoordinatorSettings(Source("tiny"), "tiny", min_nodes=0)
-    planning = Planning(settings, Stuck(("a", 0, 6)), nobody, nobody, nobody, 0)
+    planning = Planning(settings, Stuck(("a", 0, 6)), *[nobody] * 3, 0, *[nobody] * 4)
     try:
         for _ in range(3):
             with pytest.raises(PlanError, match="the planner 'fixed' gave no plan within 60 s"):
