@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -34,9 +33,6 @@ from core.gateway.schemas.response_objects import Event, ResponseObject
 from core.gateway.schemas.responses import ResponseBody
 from core.gateway.schemas.tokens import DetokenizeBody, Detokenized, TokenizeBody, Tokenized
 from core.interfaces.engine import ClusterStatus, Conversation, Engine, GenerationRequest, ModelCard
-
-PROMPT_END = 16
-"""Tokens that say whether a prompt opens the model's thoughts."""
 
 F = TypeVar("F", bound=Fields)
 AnyRequest = Request[Any, Any, Any]
@@ -85,27 +81,27 @@ class Gateway:
     async def card(self) -> ModelCard:
         return await self.bridge.call(self.engine.card)
 
-    async def dialect(self, body: ChatBody | ResponseBody) -> Dialect:
-        """Raises RequestError for wishes that the model can't honour, NotReady before it is open."""
-        wishes, source = body.wishes(), (await self.card()).chat_template
-        if source is None:
+    async def dialect(self, body: ChatBody | ResponseBody, request: GenerationRequest) -> Dialect:
+        """The dialect of `request`, which is one of those that `body` asks for.
+
+        Raises RequestError for wishes that the model can't honour, NotReady before it is open.
+        """
+        wishes, card = body.wishes(), await self.card()
+        chosen = card.tool_template if wishes.functions else card.chat_template
+        if chosen is None:
             raise RequestError(
                 "this model has no chat template",
                 "it continues text and takes no messages",
                 "use /v1/completions with a prompt",
                 param=body.names["prompt"],
             )
-        template = template_of(source)
-        options = template_options(template, wishes)
-        with naming_fields(body.names):
-            thinking = await self._thinking(options) if template.thinks else Thinking.NONE
-        return Dialect(template, wishes, options, thinking)
-
-    async def _thinking(self, options: Mapping[str, Any]) -> Thinking:
-        """The end of a prompt tells: one that asks for as little as can be."""
-        prompt = Conversation(({"role": "user", "content": "-"},), template_options=options)
-        tokens: tuple[int, ...] = await self.bridge.call(self.engine.tokenize, prompt)
-        return Thinking.after(await self.bridge.call(self.engine.detokenize, tokens[-PROMPT_END:]))
+        template = template_of(chosen)
+        dialect = Dialect(template, wishes, template_options(template, wishes))
+        prompt = dialect.ask(request).prompt
+        if template.thinks and isinstance(prompt, Conversation):
+            with naming_fields(body.names):
+                dialect.thinking = Thinking.after(await self.bridge.call(self.engine.prompt_end, prompt))
+        return dialect
 
     async def status(self) -> ClusterStatus:
         return await self.bridge.call(self.engine.status)
@@ -153,7 +149,7 @@ async def chat_completions(request: AnyRequest) -> ASGIApp:
     gateway, body = gateway_of(request), await read(request, ChatBody)
     gateway.check(body.model)
     requests = body.generations(request.auth, await gateway.deadline(body.max_time))
-    dialect = await gateway.dialect(body)
+    dialect = await gateway.dialect(body, requests[0])
     return gateway.answer(body, requests, ChatFormatter(gateway.model, body, len(requests), dialect), dialect)
 
 
@@ -163,7 +159,7 @@ async def responses(request: AnyRequest) -> ASGIApp:
     gateway, body = gateway_of(request), await read(request, ResponseBody)
     gateway.check(body.model)
     requests = (body.generation(request.auth, await gateway.deadline(body.max_time)),)
-    dialect = await gateway.dialect(body)
+    dialect = await gateway.dialect(body, requests[0])
     return gateway.answer(body, requests, ResponseFormatter(gateway.model, body, dialect.reader()), dialect)
 
 

@@ -47,6 +47,8 @@ BESIDE_WEIGHTS = frozenset(
     }
 )
 """What else a checkpoint may be made of, by the names that transformers looks for."""
+MORE_TEMPLATES = re.compile(r"additional_chat_templates/[\w-][\w.-]*\.jinja")
+"""Chat templates beside the default, by name."""
 
 ASKED_AT_ONCE = 8
 """Big models have dozens of files, and asking a hub about one takes a fraction of a second."""
@@ -95,7 +97,7 @@ class SafetensorsCheckpoint(Checkpoint):
         self.tensors = {name: info for name, info in self.tensors.items() if not is_scale(name)}
 
     def files(self) -> Mapping[str, FileInfo]:
-        beside = [name for name in self._files.names() if name in BESIDE_WEIGHTS]
+        beside = [name for name in self._files.names() if _is_beside_weights(name)]
         for name in beside:
             self._files.path(name)
         names = sorted({*beside, *self._file_of.values()})
@@ -103,7 +105,7 @@ class SafetensorsCheckpoint(Checkpoint):
             return dict(zip(names, pool.map(self._files.info, names), strict=True))
 
     def path(self, file: str) -> Path | None:
-        known = file in BESIDE_WEIGHTS or file in self._file_of.values()
+        known = _is_beside_weights(file) or file in self._file_of.values()
         return self._files.cached(file) if known else None
 
     def fetch(self, names: Collection[str], progress: Progress | None = None) -> None:
@@ -176,6 +178,10 @@ class SafetensorsCheckpoint(Checkpoint):
                 raise damaged(file, f"{INDEX} says that it holds {name}, and it doesn't")
             tensors[name] = header[name]
         return tensors
+
+
+def _is_beside_weights(name: str) -> bool:
+    return name in BESIDE_WEIGHTS or MORE_TEMPLATES.fullmatch(name) is not None
 
 
 def _weight_map(index: Mapping[str, Any]) -> dict[str, str]:

@@ -21,7 +21,7 @@ class Files(Protocol):
         """What pins the files, where anything does."""
 
     def names(self) -> list[str]:
-        """All that are there."""
+        """All that are there, in folders of the first level too."""
 
     def has(self, name: str) -> bool: ...
 
@@ -58,7 +58,8 @@ class Directory:
         return str(self._path)
 
     def names(self) -> list[str]:
-        return sorted(path.name for path in self._path.iterdir() if path.is_file())
+        found = (path for pattern in ("*", "*/*") for path in self._path.glob(pattern) if path.is_file())
+        return sorted(path.relative_to(self._path).as_posix() for path in found)
 
     def has(self, name: str) -> bool:
         return self.path(name).is_file()
