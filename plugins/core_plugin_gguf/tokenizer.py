@@ -41,22 +41,24 @@ def load_tokenizer(metadata: bytes, vocabulary: Vocabulary, file: str) -> Any:
 
 
 def _converted(metadata: bytes, vocabulary: Vocabulary, file: str) -> Any:
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
     try:
         made = _byte_level(metadata, vocabulary, file) if vocabulary.is_byte_level else _pieces(metadata, vocabulary)
-        return PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer.from_str(json.dumps(made)),
-            bos_token=vocabulary.text_of("bos"),
-            eos_token=vocabulary.text_of("eos"),
-            unk_token=vocabulary.text_of("unknown"),
-            pad_token=vocabulary.text_of("padding"),
-            add_bos_token=vocabulary.adds_bos and vocabulary.id_of("bos") is not None,
-            add_eos_token=vocabulary.adds_eos and vocabulary.id_of("eos") is not None,
-            chat_template=vocabulary.chat_template(),
-            clean_up_tokenization_spaces=False,
-        )
+        with tempfile.TemporaryDirectory() as directory:
+            written = Path(directory) / "tokenizer.json"
+            written.write_text(json.dumps(made), encoding="utf-8")
+            return PreTrainedTokenizerFast(
+                tokenizer_file=str(written),
+                bos_token=vocabulary.text_of("bos"),
+                eos_token=vocabulary.text_of("eos"),
+                unk_token=vocabulary.text_of("unknown"),
+                pad_token=vocabulary.text_of("padding"),
+                add_bos_token=vocabulary.adds_bos and vocabulary.id_of("bos") is not None,
+                add_eos_token=vocabulary.adds_eos and vocabulary.id_of("eos") is not None,
+                chat_template=vocabulary.chat_template(),
+                clean_up_tokenization_spaces=False,
+            )
     except CheckpointError:
         raise
     # The file's own tokens and merges decide what fails: the tokenizers library raises plain Exception.
