@@ -6,13 +6,13 @@ compute dtype, which the weights have.
 """
 
 from core.blocks.attention import Attention
-from core.blocks.config import head_dim, layer_windows, refuse_unless, required
+from core.blocks.config import head_dim, layer_windows, refuse_partial_rotation, refuse_unless, required, size
 from core.blocks.decoder import DecoderArchitecture, DecoderLayer, DecoderStack, PostNormLayer
 from core.blocks.embed_and_head import DecoderEmbedAndHead
 from core.blocks.linear import linear_tensors
 from core.blocks.mlp import GatedMLP, gelu_tanh
 from core.blocks.norm import RMSNorm, UnitOffsetRMSNorm
-from core.blocks.rope import RotaryEmbedding, Rotation
+from core.blocks.rope import RotaryEmbedding, Rotation, rope_parameters
 from core.blocks.shape import DecoderShape
 from core.runtime.device import fast_dtype
 from core.runtime.kernel_choice import TOLERANCE, Kernel, Kernels, Product, choose_kernels, normal, timed
@@ -45,7 +45,10 @@ __all__ = [
     "linear_tensors",
     "multiply",
     "normal",
+    "refuse_partial_rotation",
     "refuse_unless",
     "required",
+    "rope_parameters",
+    "size",
     "timed",
 ]

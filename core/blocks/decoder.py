@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from core.blocks.attention import Attention
-from core.blocks.config import size
+from core.blocks.config import completed, size
 from core.blocks.embed_and_head import DecoderEmbedAndHead
 from core.blocks.mlp import GatedMLP
 from core.blocks.rope import RotaryEmbedding, Rotation, context_length
 from core.blocks.shape import DecoderShape
 from core.interfaces.architecture import Architecture, Batch, EmbedAndHead, LayerStack, ModelSpec, TensorSpec, Weights
+
+if TYPE_CHECKING:
+    from core.interfaces.checkpoint import TensorInfo
+
+HEAD = "lm_head.weight"
 
 
 class DecoderArchitecture(Architecture):
@@ -22,6 +28,8 @@ class DecoderArchitecture(Architecture):
 
     tied_by_default: ClassVar[bool] = False
     """Whether a config that does not speak of `tie_word_embeddings` means that the head is the embedding."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """What a config leaves out because transformers' class of the family has it."""
 
     @abstractmethod
     def shape(self, config: Mapping[str, Any]) -> DecoderShape:
@@ -32,7 +40,13 @@ class DecoderArchitecture(Architecture):
         rotary = RotaryEmbedding.from_config(config, head_dim)
         return rotary, rotary
 
+    def read_model(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelSpec:
+        """A head of the checkpoint's own is the head, also if the config ties it to the embedding."""
+        spec = self.read_config(config)
+        return replace(spec, tied_head=spec.tied_head and HEAD not in tensors)
+
     def read_config(self, config: Mapping[str, Any]) -> ModelSpec:
+        config = completed(config, self.defaults)
         shape = self.shape(config)
         self.rotaries(config, shape.head_dim)
         return ModelSpec(
@@ -54,7 +68,7 @@ class DecoderArchitecture(Architecture):
 
     def non_layer_tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         table = (spec.vocab_size, spec.hidden_size)
-        head = () if spec.tied_head else (TensorSpec("lm_head.weight", table, packed=True),)
+        head = () if spec.tied_head else (TensorSpec(HEAD, table, packed=True),)
         return (
             TensorSpec("model.embed_tokens.weight", table, embedding=True),
             TensorSpec("model.norm.weight", (spec.hidden_size,)),

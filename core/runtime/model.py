@@ -18,6 +18,7 @@ from core.plugins import PluginHost
 from core.runtime.device import refuse_dtype, torch_dtype
 from core.runtime.held_layers import Parts
 from core.runtime.memory import large_blocks_returned
+from core.runtime.sampling_params import advised
 from core.runtime.stage import Stage
 from core.runtime.unquantized import Plain
 from core.runtime.weights import StageWeights, check_tensors, embedding_quantizer
@@ -64,6 +65,7 @@ class Model:
     def __init__(self, checkpoint: Checkpoint, architecture: Architecture) -> None:
         self.checkpoint = checkpoint
         self.architecture = architecture
+        self.sampling_defaults = advised(checkpoint.generation_config)
         try:
             self.spec: ModelSpec = architecture.read_model(checkpoint.config, checkpoint.tensors)
             check_tensors(checkpoint, self._non_layer_specs())
