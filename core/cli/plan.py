@@ -48,7 +48,7 @@ def plan(
             raise ConfigError(f"{count} nodes are called {name!r}", "", "give each --node a name of its own, or none")
     plugins = PluginHost.installed()
     quantizer, chosen = plugins.quantizers.get(quant), plugins.planners.get(planner)
-    candidates = tuple(Candidate(name, node_memory(memory, capped=False), "unknown") for name, memory in nodes)
+    candidates = tuple(Candidate(name, node_memory(memory), "unknown") for name, memory in nodes)
     with Model.open(Source(model, revision, hf_cache_dir), plugins) as opened:
         compute = dtype or quantizer.compute
         precision = Precision(quantizer, compute, choose_wire(wire_dtype, compute, opened.checkpoint), keep_head)

@@ -241,7 +241,7 @@ def hello(node: Node, peer_hosts: list[str], peer_port: int) -> Hello:
         core_version=core.__version__,
         selected_device=str(node.device),
         max_memory_bytes=node.max_memory,
-        free_memory=free if node.max_memory is None else min(free, node.max_memory),
+        free_memory=free,
         speed=node.speed,
         holdings=node.keeper.holdings(),
         peer_hosts=peer_hosts,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.coordinator.planning import planned
+from core.coordinator.planning import node_memory, planned
 from core.errors import PlanError
 from core.interfaces.planner import Candidate, Plan, Planner, PlanRequest, StagePlan
 
@@ -72,3 +72,8 @@ def test_the_bounds_on_the_number_of_nodes_are_held(least: int, most: int | None
     request = PlanRequest(REQUEST.layer_bytes, REQUEST.candidates, least, most)
     with pytest.raises(PlanError, match="1 nodes are used"):
         planned(Fixed(("a", 0, 6)), request)
+
+
+@pytest.mark.parametrize(("cap", "memory"), [(None, 900), (500, 500), (950, 900), (2000, 900)])
+def test_a_cap_never_takes_the_margin_away(cap: int | None, memory: int) -> None:
+    assert node_memory(1000, cap) == memory
