@@ -108,8 +108,11 @@ class Model:
         """Brings the files that hold `layers` to this machine."""
         self.checkpoint.fetch(self.layer_tensor_names(layers), progress)
 
+    def embed_and_head_tensor_names(self) -> list[str]:
+        return [spec.name for spec in self._non_layer_specs()]
+
     def fetch_embed_and_head(self, progress: Progress | None = None) -> None:
-        self.checkpoint.fetch([spec.name for spec in self._non_layer_specs()], progress)
+        self.checkpoint.fetch(self.embed_and_head_tensor_names(), progress)
 
     def load_stage(
         self,
@@ -157,9 +160,13 @@ class Model:
             return self.architecture.build_layers(self.spec, layers, weights), weights
 
     def load_embed_and_head(
-        self, precision: Precision, device: torch.device, progress: Progress | None = None
+        self,
+        precision: Precision,
+        device: torch.device,
+        progress: Progress | None = None,
+        seen: Callable[[str], None] | None = None,
     ) -> EmbedAndHead:
-        weights = self._weights(self._non_layer_specs(), precision.of_embed_and_head, device, progress)
+        weights = self._weights(self._non_layer_specs(), precision.of_embed_and_head, device, progress, seen)
         with large_blocks_returned():
             return self.architecture.build_embed_and_head(self.spec, weights)
 

@@ -106,6 +106,10 @@ class GgufCheckpoint(Checkpoint):
             raise CheckpointError(f"{name} of {part.name} has {stored.shape[0]} rows for {heads} heads")
         return read_tensor(self._open(part), name, stored, heads)
 
+    def set_aside(self, file: str) -> bool:
+        self.close()
+        return any(part.set_aside() for part in self._parts if part.name == file)
+
     def tokenizer(self) -> Any:
         return load_tokenizer(self._first.peek(0, self._metadata_end), self._vocabulary, self._first.name)
 

@@ -89,7 +89,7 @@ class SafetensorsCheckpoint(Checkpoint):
             self._file_of = _weight_map(read_json(files.path(INDEX)))
             self.tensors = self._indexed_tensors()
         elif files.has(SINGLE):
-            self.tensors = files.header(SINGLE) or {}
+            self.tensors = files.header(SINGLE)
             self._file_of = dict.fromkeys(self.tensors, SINGLE)
         else:
             raise _no_weights(files)
@@ -147,6 +147,10 @@ class SafetensorsCheckpoint(Checkpoint):
             raise damaged(file, f"{name} is not in it any more")
         return path, stored
 
+    def set_aside(self, file: str) -> bool:
+        self._layouts.pop(file, None)
+        return file in self._file_of.values() and self._files.set_aside(file)
+
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
@@ -171,12 +175,9 @@ class SafetensorsCheckpoint(Checkpoint):
             headers = dict(zip(files, pool.map(self._files.header, files), strict=True))
         tensors = {}
         for name, file in self._file_of.items():
-            header = headers[file]
-            if header is None:
-                continue
-            if name not in header:
+            if name not in headers[file]:
                 raise damaged(file, f"{INDEX} says that it holds {name}, and it doesn't")
-            tensors[name] = header[name]
+            tensors[name] = headers[file][name]
         return tensors
 
 

@@ -33,11 +33,14 @@ class Files(Protocol):
     def cached(self, name: str) -> Path | None:
         """The file, where it is on this machine."""
 
-    def header(self, name: str) -> Mapping[str, TensorInfo] | None:
-        """The tensors of a safetensors file, without its weights; None where it can't be looked into now."""
+    def header(self, name: str) -> Mapping[str, TensorInfo]:
+        """The tensors of a safetensors file, without its weights."""
 
     def fetch(self, names: Collection[str], progress: Progress | None) -> None:
         """Brings the files here."""
+
+    def set_aside(self, name: str) -> bool:
+        """Puts a damaged file out of the way, to be fetched again; whether it was, and is."""
 
     def missing(self, name: str) -> CheckpointError:
         """The error that says that there is no such file."""
@@ -80,6 +83,10 @@ class Directory:
 
     def fetch(self, names: Collection[str], progress: Progress | None) -> None:
         """Nothing to do."""
+
+    def set_aside(self, name: str) -> bool:
+        """There is no other place to have it from."""
+        return False
 
     def missing(self, name: str) -> CheckpointError:
         return CheckpointError(f"{self} has no {name}", hint="download it, or give another directory")
