@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 
@@ -22,7 +21,6 @@ from core.runtime.manifest import NOTHING, Difference, Manifest, Prover, other_f
 from core.runtime.model import Model, Precision, choose_wire
 from core.runtime.tokenizer import Tokenizer
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -60,7 +58,7 @@ def load_model(
             f"they take {need / 1e9:.1f} GB and {device} has {free / 1e9:.1f} GB free",
             "run the coordinator on a larger machine, or use a smaller model",
         )
-    embed_and_head = _repaired(model, lambda: _load_embed_and_head(model, precision, device, note))
+    embed_and_head = load_embed_and_head(model, precision, device, note)
     note("loading the tokenizer")
     tokenizer = Tokenizer(checkpoint.tokenizer(), eos_token_ids=_eos_ids(model))
     head = Head(embed_and_head, model.spec.hidden_size, device, torch_dtype(precision.wire), tokenizer)
@@ -68,19 +66,21 @@ def load_model(
     return LoadedModel(model, precision, tokenizer, head, manifest)
 
 
-def _repaired(model: Model, load: Callable[[], T]) -> T:
-    """What `load` gives. A damaged file that a hub has is set aside, and loaded once more from there."""
+def load_embed_and_head(model: Model, precision: Precision, device: torch.device, note: Note) -> EmbedAndHead:
+    """Proven: by what a hub states of the files, and by what they were when they were hashed first.
+
+    A damaged file that a hub has is set aside, and loaded once more from there. Raises DamagedFile if that is no help.
+    """
     try:
-        return load()
+        return _load_proven(model, precision, device, note)
     except DamagedFile as error:
         if not any([model.checkpoint.set_aside(file) for file in error.files]):
             raise
         _log.warning("%s; it is set aside and downloaded again", error)
-        return load()
+        return _load_proven(model, precision, device, note)
 
 
-def _load_embed_and_head(model: Model, precision: Precision, device: torch.device, note: Note) -> EmbedAndHead:
-    """Proven: by what a hub states of the files, and by what they were when they were hashed first."""
+def _load_proven(model: Model, precision: Precision, device: torch.device, note: Note) -> EmbedAndHead:
     names = model.embed_and_head_tensor_names()
     model.fetch_embed_and_head(_noting(note, "downloading embedding and head"))
     _refuse(other_file(model, (), stated_proof(model, names), _noting(note, "hashing the model's files")))

@@ -82,10 +82,10 @@ class Manifest:
 
         Raises CheckpointError for a file that can't be read.
         """
-        checkpoint, tensors_in = model.checkpoint, _by_file(model.checkpoint)
+        checkpoint, tensors_in = model.checkpoint, tensors_by_file(model.checkpoint)
         files = checkpoint.files()
         paths = {name: checkpoint.path(name) for name, info in files.items() if info.sha256 is None}
-        counter = _Counter(sum(files[name].size for name, path in paths.items() if path), progress)
+        counter = ByteCounter(sum(files[name].size for name, path in paths.items() if path), progress)
         digests = {name: digest_file(path, tensors_in[name], counter.add) for name, path in paths.items() if path}
         entries = [_entry(name, info.size, info.sha256, digests.get(name)) for name, info in files.items()]
         tensors = {
@@ -174,7 +174,7 @@ def other_file(
 
     The files of `layers` have been fetched. `progress` counts the bytes of those that are hashed whole.
     """
-    checkpoint, tensors_in = model.checkpoint, _by_file(model.checkpoint)
+    checkpoint, tensors_in = model.checkpoint, tensors_by_file(model.checkpoint)
     for layer, digest in zip(layers, proof.layers, strict=True):
         for name in () if digest else _names(model, layer):
             if checkpoint.tensors[name].file not in proof.files:
@@ -185,7 +185,7 @@ def other_file(
         if path is not None and digest_rest(path, tensors_in[file]) != digest.hex():
             return Difference(f"{file} says other things of its tensors, or beside them", (file,))
     here = {file: path for file, digest in proof.files.items() if digest and (path := checkpoint.path(file))}
-    counter = _Counter(sum(path.stat().st_size for path in here.values()), progress)
+    counter = ByteCounter(sum(path.stat().st_size for path in here.values()), progress)
     for file, path in here.items():
         if digest_file(path, tensors_in[file], counter.add).sha256 != proof.files[file].hex():
             return Difference(f"{file} has other bytes", (file,))
@@ -241,7 +241,7 @@ class Prover:
 
     def _changed(self) -> Difference | None:
         """What isn't as it was when its file was hashed as a whole."""
-        checkpoint, tensors_in = self._model.checkpoint, _by_file(self._model.checkpoint)
+        checkpoint, tensors_in = self._model.checkpoint, tensors_by_file(self._model.checkpoint)
         known: dict[str, FileDigest] = {}
         for name in sorted(self._single):
             info = checkpoint.tensors[name]
@@ -279,7 +279,9 @@ def stated_proof(model: Model, names: Iterable[str]) -> Proof:
     return Proof(b"", {file: bytes.fromhex(sha256) for file, sha256 in stated.items()}, {}, ())
 
 
-class _Counter:
+class ByteCounter:
+    """Tells `progress` of the bytes of a whole that are done."""
+
     def __init__(self, total: int, progress: Progress | None) -> None:
         self._done, self._total, self._progress = 0, total, progress
 
@@ -295,7 +297,7 @@ def _entry(name: str, size: int, stated: str | None, digest: FileDigest | None) 
     return FileEntry(name, size, digest.sha256, digest.rest)
 
 
-def _by_file(checkpoint: Checkpoint) -> Mapping[str, Sequence[TensorInfo]]:
+def tensors_by_file(checkpoint: Checkpoint) -> Mapping[str, Sequence[TensorInfo]]:
     by_file: defaultdict[str, list[TensorInfo]] = defaultdict(list)
     for info in checkpoint.tensors.values():
         by_file[info.file].append(info)
