@@ -66,10 +66,10 @@ def load(model: Model, precision: Precision) -> object:
 def load_and_prove(model: Model, precision: Precision) -> object:
     """As a node does it, but for the parity check, which computes. The expected digests are remembered ones."""
     proof = Manifest.of(model).proof(LAYER_RANGE)
-    assert other_file(model, LAYER_RANGE, proof) == ""
+    assert other_file(model, LAYER_RANGE, proof) is None
     with Prover(model, LAYER_RANGE, proof) as prover:
         stage = model.load_stage(LAYER_RANGE, precision, CPU, seen=prover.seen)
-        assert prover.other_layer() == ""
+        assert prover.difference() is None
     return stage
 
 

@@ -39,6 +39,18 @@ class CheckpointError(CoreError):
     """A checkpoint that is absent, incomplete, damaged or of a kind that nothing here reads."""
 
 
+class DamagedFile(CheckpointError):
+    """Files of a checkpoint whose bytes are not what they should be: `files`, by name.
+
+    `is_set_aside` once they are out of the way, so that they are brought again.
+    """
+
+    def __init__(self, title: str, message: str = "", hint: str = "", *, files: tuple[str, ...]) -> None:
+        super().__init__(title, message, hint)
+        self.files = files
+        self.is_set_aside = False
+
+
 class PlanError(CoreError):
     """No plan: the model's layers do not fit into the nodes that are there."""
 

@@ -5,15 +5,20 @@ Files come through huggingface_hub: with its cache, its token and its endpoint, 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import (
     HfApi,
     HfFileMetadata,
+    constants,
     get_hf_file_metadata,
     get_session,
     hf_hub_download,
@@ -31,6 +36,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.errors import HTTPError as NetworkError  # type: ignore[attr-defined]
+from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from huggingface_hub.utils.tqdm import tqdm
 
@@ -40,7 +46,9 @@ from core.interfaces.checkpoint import Progress
 LOG_IN = "log in with `hf auth login`"
 _INCOMPLETE = "Consistency check failed"
 """Begins what huggingface_hub says, as an OSError, of a file that is shorter than the hub said."""
-SHA256 = re.compile(r"[0-9a-f]{64}")
+_KEPT = "core-headers"
+"""A folder beside a repository's files, in the hub's own cache."""
+SHA256, COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 
 
 class Repository:
@@ -55,18 +63,19 @@ class Repository:
         self.cache_dir = cache_dir
         self._anchor = anchor
         self._revision = revision
-        self._asked: dict[str, HfFileMetadata] = {}
+        self._asked: dict[str, About] = {}
         self.offline = False
-        self.commit = self._resolve()
+        self._kept = KeptParts(repo_id, cache_dir)
+        self.commit = self._kept.commit = self._resolve()
 
     def __str__(self) -> str:
         return f"{self.repo_id} at {self._revision}" if self._revision else self.repo_id
 
     def has(self, name: str) -> bool:
-        if name == self._anchor or self.cached(name) is not None:
+        if self.cached(name) is not None or (name == self._anchor and not self.offline):
             return True
         if self.offline:
-            return False
+            return self._kept.is_known(name)
         with self.translated(name):
             try:
                 self._about(name)
@@ -91,12 +100,12 @@ class Repository:
         if cached is not None:
             return cached.stat().st_size
         with self.translated(name):
-            return self._about(name).size or 0
+            return self._about(name).size
 
     def sha256(self, name: str) -> str | None:
         """In hexadecimal, as the hub says it of large files; what is in the cache is named by it."""
         cached = self.cached(name)
-        if cached is None and self.offline:
+        if cached is None and self.offline and not self._kept.is_known(name):
             return None
         with self.translated(name):
             tag = cached.resolve().name if cached is not None else self._about(name).etag
@@ -124,10 +133,34 @@ class Repository:
             report(before + size - done)
 
     def peek(self, name: str, start: int, nbytes: int) -> bytes:
-        """Some bytes of a file, fewer where it ends before; the rest isn't downloaded."""
+        """Some bytes of a file, fewer where it ends before; the rest isn't downloaded.
+
+        They are kept in the cache, so that a model whose files are on other machines opens without a hub.
+        """
         cached = self.cached(name)
         with self.translated(name):
-            return self._part_on_hub(name, start, nbytes) if cached is None else _part(cached, start, nbytes)
+            if cached is not None:
+                return _part(cached, start, nbytes)
+            part = self._kept.part(name, start, nbytes)
+            if part is None and self.offline:
+                raise self.missing(name)
+            if part is None:
+                part = self._part_on_hub(name, start, nbytes)
+                self._kept.keep_part(name, start, nbytes, part)
+            return part
+
+    def set_aside(self, name: str) -> bool:
+        """Renames a cached file whose SHA-256 is not what the hub says; whether it did. It is downloaded again then."""
+        cached, stated = self.cached(name), self.sha256(name)
+        if cached is None or stated is None or self.offline:
+            return False
+        with self.translated(name):
+            blob = cached.resolve()
+            if _sha256(blob) == stated:
+                return False
+            blob.replace(blob.with_name(f"{blob.name}.damaged"))
+            cached.unlink(missing_ok=True)
+            return True
 
     def missing(self, name: str) -> CheckpointError:
         if self.offline:
@@ -148,22 +181,26 @@ class Repository:
     def _resolve(self) -> str:
         with self.translated(self._anchor):
             try:
-                return str(self._ask(self._anchor, self._revision).commit_hash)
+                commit = str(self._ask(self._anchor, self._revision).commit_hash)
             except EntryNotFoundError:
                 raise
             except Exception:
                 cached = self._cached(self._anchor, self._revision)
-                if cached is None:
+                known = self._kept.commit_of(self._revision) if cached is None else self._snapshot(cached).name
+                if known is None:
                     raise
                 self.offline = True
-                return self._snapshot(cached).name
+                return known
+            self._kept.keep_commit(self._revision, commit)
+            return commit
 
     def _snapshot(self, anchor: Path) -> Path:
         return anchor.parents[self._anchor.count("/")]
 
     def _cached_names(self) -> list[str]:
         anchor = self.cached(self._anchor)
-        assert anchor is not None
+        if anchor is None:
+            return []
         snapshot = self._snapshot(anchor)
         return sorted(path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file())
 
@@ -171,10 +208,15 @@ class Repository:
         found = try_to_load_from_cache(self.repo_id, name, cache_dir=self.cache_dir, revision=revision)
         return Path(found) if isinstance(found, str) else None
 
-    def _about(self, name: str) -> HfFileMetadata:
-        if name not in self._asked:
-            self._asked[name] = self._ask(name, self.commit)
-        return self._asked[name]
+    def _about(self, name: str) -> About:
+        """Asked of the hub once: a commit doesn't change."""
+        about = self._asked.get(name) or self._kept.about(name)
+        if about is None:
+            asked = self._ask(name, self.commit)
+            about = About(asked.size or 0, asked.etag)
+            self._kept.keep_about(name, about)
+        self._asked[name] = about
+        return about
 
     def _ask(self, name: str, revision: str | None) -> HfFileMetadata:
         return get_hf_file_metadata(hf_hub_url(self.repo_id, name, revision=revision))
@@ -246,6 +288,85 @@ class Repository:
             case _:
                 title, why, hint = f"{file} can't be fetched", f"{type(error).__name__}: {error}", "try again"
         return CheckpointError(title, why, hint)
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """A file as the hub speaks of it: `etag` is the SHA-256 of a large one."""
+
+    size: int
+    etag: str | None
+
+
+class KeptParts:
+    """What was read of a repository's files, at `commit`, without downloading them, kept in the hub's cache.
+
+    A machine that holds a part of a model needs the headers of all its files, and the rest of its own alone. What
+    can't be kept, or read again, is asked of the hub again.
+    """
+
+    commit = ""
+
+    def __init__(self, repo_id: str, cache_dir: Path | None) -> None:
+        cache = cache_dir or Path(constants.HF_HUB_CACHE)
+        self._folder = cache / repo_folder_name(repo_id=repo_id, repo_type="model") / _KEPT
+
+    def commit_of(self, revision: str | None) -> str | None:
+        """What `revision` was when the hub was asked last."""
+        try:
+            commit = self._path(revision or "", "commit").read_text(encoding="ascii")
+        except (OSError, ValueError):
+            return None
+        return commit if COMMIT.fullmatch(commit) else None
+
+    def keep_commit(self, revision: str | None, commit: str) -> None:
+        self._keep(self._path(revision or "", "commit"), commit.encode())
+
+    def is_known(self, name: str) -> bool:
+        return self.about(name) is not None
+
+    def about(self, name: str) -> About | None:
+        try:
+            said = json.loads(self._path(name, "about").read_bytes())
+            return About(int(said["size"]), said["etag"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def keep_about(self, name: str, about: About) -> None:
+        self._keep(self._path(name, "about"), json.dumps(asdict(about)).encode())
+
+    def part(self, name: str, start: int, nbytes: int) -> bytes | None:
+        """Checked: it lies on a disk for long."""
+        try:
+            digest, content = self._path(name, f"{start}-{nbytes}").read_bytes().split(b"\n", 1)
+        except (OSError, ValueError):
+            return None
+        return content if hashlib.sha256(content).hexdigest().encode() == digest else None
+
+    def keep_part(self, name: str, start: int, nbytes: int, content: bytes) -> None:
+        digest = hashlib.sha256(content).hexdigest().encode()
+        self._keep(self._path(name, f"{start}-{nbytes}"), digest + b"\n" + content)
+
+    def _path(self, name: str, what: str) -> Path:
+        return self._folder / self.commit / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.{what}"
+
+    def _keep(self, path: Path, content: bytes) -> None:
+        """Whole or not at all."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                file.write(content)
+            Path(file.name).replace(path)
+        except OSError:
+            return
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _part(path: Path, start: int, nbytes: int) -> bytes:

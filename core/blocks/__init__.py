@@ -6,7 +6,7 @@ compute dtype, which the weights have.
 """
 
 from core.blocks.attention import Attention
-from core.blocks.config import head_dim, layer_windows, refuse_unless, required, size
+from core.blocks.config import head_dim, layer_windows, refuse_partial_rotation, refuse_unless, required, size
 from core.blocks.decoder import (
     DecoderArchitecture,
     DecoderLayer,
@@ -63,6 +63,7 @@ __all__ = [
     "linear_tensors",
     "multiply",
     "normal",
+    "refuse_partial_rotation",
     "refuse_unless",
     "required",
     "rope_parameters",

@@ -11,6 +11,39 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 _LARGEST_SIZE = 1 << 24
 
 
+_KINDS: Mapping[str, type] = {
+    **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window"), bool),
+    **dict.fromkeys(("sliding_window", "max_window_layers", "sliding_window_pattern", "num_key_value_heads"), int),
+    **dict.fromkeys(("rms_norm_eps", "rope_theta", "rope_local_base_freq", "partial_rotary_factor"), float),
+    **dict.fromkeys(("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"), float),
+}
+"""What the values of these keys are, if they are not null. Sizes are checked where they are used."""
+
+
+def completed(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with what it leaves out. Raises ConfigError for a key whose value is of another kind: "8", "false"."""
+    for key, kind in _KINDS.items():
+        value = config.get(key)
+        if value is not None and not is_of_kind(value, kind):
+            raise ConfigError(f"{key} = {value!r} makes no model", "", f"it has to be of the type {kind.__name__}")
+    return {**defaults, **config}
+
+
+def is_of_kind(value: Any, kind: type) -> bool:
+    """Whether JSON's `value` is a truth value, a whole number, or any number."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
+
+
+def refuse_partial_rotation(config: Mapping[str, Any]) -> None:
+    """Raises ConfigError for heads that are rotated in part, in a family whose heads are always rotated as a whole."""
+    given = config.get("rope_parameters") or {}
+    for parameters in (config, config.get("rope_scaling") or {}, given, *given.values()):
+        if isinstance(parameters, Mapping):
+            refuse_unless(parameters, "partial_rotary_factor", 1.0)
+
+
 def required(config: Mapping[str, Any], key: str) -> Any:
     """`config[key]`. Raises ConfigError naming the key where it is absent."""
     value = config.get(key)

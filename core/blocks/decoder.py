@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 from torch import Tensor
 
 from core.blocks.attention import Attention
-from core.blocks.config import size
+from core.blocks.config import completed, size
 from core.blocks.embed_and_head import DecoderEmbedAndHead
 from core.blocks.latent_attention import LatentAttention
 from core.blocks.mlp import GatedMLP
@@ -28,14 +28,17 @@ class DecoderSpec(ModelSpec):
     fused_experts: bool = False
 
 
+HEAD = "lm_head.weight"
+
+
 class DecoderArchitecture(Architecture):
     """Decoder with grouped-query attention, rotary embeddings, a gated MLP or a mixture of experts, and norms before or
     around both."""
 
     tied_by_default: ClassVar[bool] = False
     """Whether a config that does not speak of `tie_word_embeddings` means that the head is the embedding."""
-    default_theta: ClassVar[float] = 10_000.0
-    """The base of rotary frequencies where a config has none."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """What a config leaves out because transformers' class of the family has it."""
 
     @abstractmethod
     def shape(self, config: Mapping[str, Any]) -> DecoderShape:
@@ -43,15 +46,17 @@ class DecoderArchitecture(Architecture):
 
     def rotaries(self, config: Mapping[str, Any], head_dim: int) -> tuple[RotaryEmbedding, RotaryEmbedding]:
         """Of the layers that see everything, and of those with a window. Raises ConfigError as `shape` does."""
-        theta = config.get("rope_theta") or self.default_theta
-        rotary = RotaryEmbedding.from_config({**config, "rope_theta": theta}, head_dim)
+        rotary = RotaryEmbedding.from_config(config, head_dim)
         return rotary, rotary
 
     def read_model(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> DecoderSpec:
+        """A head of the checkpoint's own is the head, also if the config ties it to the embedding."""
+        spec = self.read_config(config)
         fused = any(name.endswith(".experts.down_proj") for name in tensors)
-        return replace(self.read_config(config), fused_experts=fused)
+        return replace(spec, fused_experts=fused, tied_head=spec.tied_head and HEAD not in tensors)
 
     def read_config(self, config: Mapping[str, Any]) -> DecoderSpec:
+        config = completed(config, self.defaults)
         shape = self.shape(config)
         self.rotaries(config, shape.head_dim)
         return DecoderSpec(
@@ -73,7 +78,7 @@ class DecoderArchitecture(Architecture):
 
     def non_layer_tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         table = (spec.vocab_size, spec.hidden_size)
-        head = () if spec.tied_head else (TensorSpec("lm_head.weight", table, packed=True),)
+        head = () if spec.tied_head else (TensorSpec(HEAD, table, packed=True),)
         return (
             TensorSpec("model.embed_tokens.weight", table, embedding=True),
             TensorSpec("model.norm.weight", (spec.hidden_size,)),

@@ -12,6 +12,8 @@ from core.blocks.config import required
 from core.blocks.rope_scaling import SCALINGS
 from core.errors import ConfigError
 
+_NAMES = ("rope_type", "type")
+
 
 class Rotation(NamedTuple):
     """The rotary angles of a batch's rows: `cos` and `sin` [rows, 1, rotated], the first half of `sin` negated."""
@@ -72,6 +74,9 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     given = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     trained = config.get("original_max_position_embeddings") or given.get("original_max_position_embeddings")
     longest = required(config, "max_position_embeddings")
+    words = {key: value for key, value in given.items() if isinstance(value, str) and key not in _NAMES}
+    if words:
+        raise ConfigError(f"the rope parameters {words} make no model", "", "they have to be numbers")
     return {
         "rope_theta": config.get("rope_theta") or 10_000.0,
         "partial_rotary_factor": config.get("partial_rotary_factor") or 1.0,

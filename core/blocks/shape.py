@@ -93,7 +93,7 @@ class DecoderShape:
             "heads": heads,
             "kv_heads": config.get("num_key_value_heads") or heads,
             "head_dim": head_dim(config),
-            "norm_eps": config.get("rms_norm_eps", 1e-6),
+            "norm_eps": required({"rms_norm_eps": 1e-6, **config}, "rms_norm_eps"),
         }
         return cls(**{**usual, **differences})
 

@@ -116,7 +116,7 @@ def plan(
             keep_head=keep_head,
         )
         own = opened.embed_and_head_bytes(precision)
-        if host is not None and own > (usable := node_memory(host, capped=False)):
+        if host is not None and own > (usable := node_memory(host)):
             raise PlanError(
                 "the coordinator is too small",
                 f"embedding and head take {show_bytes(own)}, and {show_bytes(usable)} of its memory may be filled",

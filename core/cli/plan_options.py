@@ -59,7 +59,7 @@ class NodeOption:
 
         share = self.token_seconds / sum(weight_bytes)
         row_seconds = tuple(nbytes * share for nbytes in weight_bytes) if self.token_seconds else ()
-        return Candidate(self.name, node_memory(self.memory, capped=False), "unknown", row_seconds=row_seconds)
+        return Candidate(self.name, node_memory(self.memory), "unknown", row_seconds=row_seconds)
 
 
 def parse_size(text: str, option: str) -> int:

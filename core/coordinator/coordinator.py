@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from core.coordinator.live import Live
 
 
+PROMPT_END = 256
+"""Characters that say whether a prompt has opened the model's thoughts."""
+
+
 class Coordinator:
     """The Engine of core.interfaces.engine; `run` brings it to life. `node_port` is set once nodes can join.
 
@@ -112,17 +116,23 @@ class Coordinator:
 
     def card(self) -> ModelCard:
         generator = self._open()
+        prompts = generator.tokenizer.chat_prompts
         return ModelCard(
             self.served_model,
             self.created,
             generator.context_length,
             generator.model.spec.vocab_size,
-            generator.tokenizer.chat_template,
+            prompts.plain.facts() if prompts.plain else None,
+            prompts.with_tools.facts() if prompts.with_tools else None,
         )
 
     async def tokenize(self, prompt: str | Conversation) -> tuple[int, ...]:
         generator = self._open()
         return tuple(await generator.preparation.run("", generator.encode, prompt))
+
+    async def prompt_end(self, conversation: Conversation) -> str:
+        text = await trio.to_thread.run_sync(self._open().tokenizer.chat_prompts.text, conversation)
+        return text[-PROMPT_END:]
 
     async def detokenize(self, tokens: tuple[int, ...]) -> str:
         generator = self._open()

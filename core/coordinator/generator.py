@@ -93,7 +93,7 @@ class Generator:
         room = self._room(len(prompt), request)
         self.require_known(request.stop_token_ids, "stop_token_ids")
         self.require_known(tuple(request.logit_bias), "logit_bias")
-        params = sampling_params(request, self.model.checkpoint.generation_config)
+        params = sampling_params(request, self.model.sampling_defaults)
         constraint = self.grammars.matcher(request.grammar) if request.grammar else None
         eos = frozenset[int]() if request.ignore_eos else self.tokenizer.eos_ids
         speculates = self.speculates and self.model.spec.can_truncate and constraint is None

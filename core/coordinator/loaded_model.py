@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,16 +10,19 @@ import torch
 
 from core.coordinator.head import Head
 from core.coordinator.settings import CoordinatorSettings
-from core.errors import ConfigError
+from core.errors import ConfigError, DamagedFile
+from core.interfaces.architecture import EmbedAndHead
 from core.interfaces.checkpoint import Progress
 from core.interfaces.quantizer import Quantizer
 from core.plugins import Registry
 from core.protocol.fields import Holding, Span
 from core.runtime.device import free_memory, torch_dtype
-from core.runtime.manifest import Manifest
+from core.runtime.manifest import NOTHING, Difference, Manifest, Prover, other_file, stated_proof
 from core.runtime.model import Model, Precision
 from core.runtime.precision_choice import choose_precision
 from core.runtime.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
 
 
 class Note(Protocol):
@@ -65,13 +69,44 @@ def load_model(
             f"they take {need / 1e9:.1f} GB and {device} has {free / 1e9:.1f} GB free",
             "run the coordinator on a larger machine, or use a smaller model",
         )
-    model.fetch_embed_and_head(_noting(note, "downloading embedding and head"))
-    embed_and_head = model.load_embed_and_head(precision, device, _noting(note, "loading embedding and head"))
+    embed_and_head = load_embed_and_head(model, precision, device, note)
     note("loading the tokenizer")
     tokenizer = Tokenizer(checkpoint.tokenizer(), eos_token_ids=_eos_ids(model), chat_template=settings.chat_template)
     head = Head(embed_and_head, model.spec.hidden_size, device, torch_dtype(precision.wire), tokenizer)
     manifest = Manifest.of(model, _noting(note, "hashing the model's files"))
     return LoadedModel(model, precision, tokenizer, head, manifest, head.seconds())
+
+
+def load_embed_and_head(model: Model, precision: Precision, device: torch.device, note: Note) -> EmbedAndHead:
+    """Proven: by what a hub states of the files, and by what they were when they were hashed first.
+
+    A damaged file that a hub has is set aside, and loaded once more from there. Raises DamagedFile if that is no help.
+    """
+    try:
+        return _load_proven(model, precision, device, note)
+    except DamagedFile as error:
+        if not any([model.checkpoint.set_aside(file) for file in error.files]):
+            raise
+        _log.warning("%s; it is set aside and downloaded again", error)
+        return _load_proven(model, precision, device, note)
+
+
+def _load_proven(model: Model, precision: Precision, device: torch.device, note: Note) -> EmbedAndHead:
+    names = model.embed_and_head_tensor_names()
+    model.fetch_embed_and_head(_noting(note, "downloading embedding and head"))
+    _refuse(other_file(model, (), stated_proof(model, names), _noting(note, "hashing the model's files")))
+    with Prover(model, (), NOTHING, names) as prover:
+        loading = _noting(note, "loading embedding and head")
+        loaded = model.load_embed_and_head(precision, device, loading, prover.seen)
+        _refuse(prover.difference())
+    return loaded
+
+
+def _refuse(difference: Difference | None) -> None:
+    if difference is not None:
+        damaged = " and ".join(difference.files)
+        hint = "download it again"
+        raise DamagedFile(f"{damaged} is damaged", difference.text, hint, files=difference.files)
 
 
 def _noting(note: Note, phase: str) -> Progress:

@@ -31,7 +31,7 @@ RESERVED_CONTEXT = 4096
 """Tokens of KV cache that a plan sets aside in every layer (fewer if the model's context is shorter)."""
 EXCLUDED = "`core serve --exclude` names it"
 USABLE = 0.9
-"""The part of a node's free memory that a plan fills, if its user set no cap: batches need room as well."""
+"""The part of a node's free memory that a plan fills at most: batches need room as well."""
 PLAN_SECONDS = 60.0
 """A planner that takes longer is given up."""
 
@@ -122,7 +122,7 @@ class Planning:
             free = float(self._local_memory())
         else:
             free = float(hello.free_memory or self.settings.target_node_memory or 0)
-        usable = node_memory(free, capped=hello.max_memory_bytes is not None)
+        usable = node_memory(free, hello.max_memory_bytes)
         return min(usable, self.settings.node_memory.get(member.node_id, usable))
 
     @property
@@ -181,9 +181,10 @@ class Planning:
         return free // max(1, self.settings.local_nodes)
 
 
-def node_memory(free: float, *, capped: bool) -> int:
-    """Bytes of `free` for layers and caches; all of it if it is the user's own cap."""
-    return int(free if capped else free * USABLE)
+def node_memory(free: float, cap: int | None = None) -> int:
+    """Bytes of `free` for layers and caches, and no more than the `cap` of the machine's user."""
+    usable = int(free * USABLE)
+    return usable if cap is None else min(usable, cap)
 
 
 def plan_request(

@@ -25,7 +25,7 @@ async def responses(request: AnyRequest) -> ASGIApp:
     keeps = gateway.memory.wants(body.store)
     items = gateway.memory.resolve(request.auth, body.previous_response_id, body.given())
     requests = (body.generation(items, request.auth, await gateway.deadline(body.max_time)),)
-    dialect = await gateway.dialect(body)
+    dialect = await gateway.dialect(body, requests[0].prompt)
     keep = partial(gateway.memory.keep, request.auth, items) if keeps else None
     return gateway.answer(body, requests, ResponseFormatter(gateway.model, body, dialect.reader(), keep), dialect)
 
@@ -36,7 +36,8 @@ async def input_tokens(request: AnyRequest) -> InputTokens:
     gateway, body = gateway_of(request), await read(request, InputBody)
     gateway.check(body.model)
     items = gateway.memory.resolve(request.auth, body.previous_response_id, body.given())
-    prompt = (await gateway.dialect(body)).told(body.conversation(items))
+    conversation = body.conversation(items)
+    prompt = (await gateway.dialect(body, conversation)).told(conversation)
     with naming_fields(body.names):
         return InputTokens(input_tokens=len(await gateway.bridge.call(gateway.engine.tokenize, prompt)))
 

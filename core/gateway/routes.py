@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -34,9 +33,6 @@ from core.gateway.schemas.models import Health, Model, Models, Rebalancing, Wait
 from core.gateway.schemas.responses import InputBody, ResponseBody
 from core.gateway.schemas.tokens import DetokenizeBody, Detokenized, TokenizeBody, Tokenized
 from core.interfaces.engine import ClusterStatus, Conversation, Engine, GenerationRequest, ModelCard
-
-PROMPT_END = 16
-"""Tokens that say whether a prompt opens the model's thoughts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,32 +81,34 @@ class Gateway:
     async def card(self) -> ModelCard:
         return await self.bridge.call(self.engine.card)
 
-    async def dialect(self, body: ChatBody | InputBody) -> Dialect:
-        """Raises RequestError for wishes that the model can't honour, NotReady before it is open."""
-        wishes, source = body.wishes(), (await self.card()).chat_template
-        if source is None:
+    async def dialect(self, body: ChatBody | InputBody, prompt: str | tuple[int, ...] | Conversation) -> Dialect:
+        """The dialect of what `body` asks for with `prompt`, or with several that end alike.
+
+        Raises RequestError for wishes that the model can't honour, NotReady before it is open.
+        """
+        wishes, card = body.wishes(), await self.card()
+        chosen = card.tool_template if wishes.functions else card.chat_template
+        if chosen is None:
             raise RequestError(
                 "this model has no chat template",
                 "it continues text and takes no messages",
                 "use /v1/completions with a prompt",
                 param=body.names["prompt"],
             )
-        template = template_of(source, self.tools)
-        options = template_options(template, wishes)
-        with naming_fields(body.names):
-            thinking = await self._thinking(options) if template.thinks else Thinking.NONE
-        return Dialect(template, wishes, options, thinking)
-
-    async def _thinking(self, options: Mapping[str, Any]) -> Thinking:
-        """The end of a prompt tells: one that asks for as little as can be."""
-        prompt = Conversation(({"role": "user", "content": "-"},), template_options=options)
-        tokens: tuple[int, ...] = await self.bridge.call(self.engine.tokenize, prompt)
-        return Thinking.after(await self.bridge.call(self.engine.detokenize, tokens[-PROMPT_END:]))
+        template = template_of(chosen, self.tools)
+        dialect = Dialect(template, wishes, template_options(template, wishes))
+        if template.thinks and isinstance(prompt, Conversation):
+            told = dialect.told(prompt)
+            with naming_fields(body.names):
+                dialect.thinking = Thinking.after(await self.bridge.call(self.engine.prompt_end, told))
+        return dialect
 
     async def told(self, prompt: str | Conversation) -> str | Conversation:
         """`prompt` as a generation of it would be told to the model."""
-        template = template_of((await self.card()).chat_template, self.tools)
-        return as_text(prompt) if isinstance(prompt, Conversation) and template.tools_as_text else prompt
+        chosen = (await self.card()).tool_template
+        if chosen is None or not isinstance(prompt, Conversation):
+            return prompt
+        return as_text(prompt) if template_of(chosen, self.tools).tools_as_text else prompt
 
     async def status(self) -> ClusterStatus:
         return await self.bridge.call(self.engine.status)
@@ -147,7 +145,7 @@ async def chat_completions(request: AnyRequest) -> ASGIApp:
     gateway, body = gateway_of(request), await read(request, ChatBody)
     gateway.check(body.model)
     requests = body.generations(request.auth, await gateway.deadline(body.max_time))
-    dialect = await gateway.dialect(body)
+    dialect = await gateway.dialect(body, requests[0].prompt)
     return gateway.answer(body, requests, ChatFormatter(gateway.model, body, len(requests), dialect), dialect)
 
 

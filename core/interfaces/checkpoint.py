@@ -95,6 +95,13 @@ class Checkpoint(ABC):
         """What `read` gives, cut along its first dimension: better a slice at a time, where that is possible."""
         yield from self.read(name)
 
+    def set_aside(self, file: str) -> bool:
+        """Puts a file out of the way that is damaged, so that `fetch` brings it again. Whether it was, and is.
+
+        False for a file that can't be had from elsewhere, and for one that proves to be whole.
+        """
+        return False
+
     @abstractmethod
     def tokenizer(self) -> Any:
         """The tokenizer, as transformers' PreTrainedTokenizerBase."""

@@ -123,8 +123,17 @@ class Generation(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """The Jinja `source` of a chat template, and the `variables` that its code looks at."""
+
+    source: str
+    variables: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What the served model is. `chat_template` is its Jinja source, where it has one.
+    """What the served model is. `chat_template` is for conversations, `tool_template` for those that offer tools: the
+    same one in most models, and None if there is none.
 
     `context_length` is what prompt and completion may have together now, in tokens: as much as the model, the host's
     options and the nodes' memory allow.
@@ -134,7 +143,8 @@ class ModelCard:
     created: int
     context_length: int
     vocab_size: int
-    chat_template: str | None
+    chat_template: ChatTemplate | None
+    tool_template: ChatTemplate | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +285,9 @@ class Engine(Protocol):
 
     async def tokenize(self, prompt: str | Conversation) -> tuple[int, ...]:
         """The ids of a prompt, as a generation would have them. Raises NotReady or RequestError."""
+
+    async def prompt_end(self, conversation: Conversation) -> str:
+        """The last characters of the prompt that a conversation becomes. Raises NotReady or RequestError."""
 
     async def detokenize(self, tokens: tuple[int, ...]) -> str:
         """The text of token ids, special tokens included. Raises NotReady or RequestError."""

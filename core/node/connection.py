@@ -245,7 +245,7 @@ def hello(node: Node, peer_hosts: list[str], peer_port: int) -> Hello:
         core_version=core.__version__,
         selected_device=str(node.device),
         max_memory_bytes=node.max_memory,
-        free_memory=free if node.max_memory is None else min(free, node.max_memory),
+        free_memory=free,
         speed=node.speed.row,
         chunk_speed=node.speed.chunk,
         layer_times=layer_times(node),

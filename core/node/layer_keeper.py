@@ -85,7 +85,7 @@ class LayerKeeper:
             dropped = True
         if dropped:
             give_back_memory(self._device)
-        if self._max_memory is not None and lacking > 0:
+        if self._max_memory is not None and nbytes > self._max_memory - self.nbytes:
             raise StageError(
                 f"{nbytes} bytes of layers do not fit beside the {self.nbytes} that are in use",
                 f"this node offers {self._max_memory} bytes",
@@ -102,13 +102,12 @@ class LayerKeeper:
     def kv_room(self, cached: int) -> int:
         """Bytes of KV caches that fit beside all layers that are held, those `cached` now included."""
         free = free_memory(self._device) + cached
-        if self._max_memory is None:
-            return int(free * KV_SHARE)
-        return min(free, max(0, self._max_memory - self.nbytes))
+        usable = int(free * KV_SHARE)
+        return usable if self._max_memory is None else min(usable, max(0, self._max_memory - self.nbytes))
 
     def _room(self) -> int:
         free = free_memory(self._device)
-        return free if self._max_memory is None else self._max_memory - self.nbytes
+        return free if self._max_memory is None else min(free, self._max_memory - self.nbytes)
 
     def _unused(self) -> list[Held]:
         used = list(self._uses.values())

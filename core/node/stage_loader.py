@@ -3,6 +3,7 @@ what is not held yet."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from core.errors import CheckpointError, CoreError
+from core.errors import CheckpointError, CoreError, DamagedFile
 from core.interfaces.checkpoint import Progress, Source
 from core.interfaces.dtypes import DType
 from core.node.layer_keeper import LayerKeeper
@@ -24,11 +25,12 @@ from core.runtime.compiled import Opaque, compile_stage, refuse_without_compiler
 from core.runtime.device import torch_dtype
 from core.runtime.held_layers import Parts, Variant
 from core.runtime.layer_costs import LayerCost, layer_costs
-from core.runtime.manifest import Proof, Prover, other_file, still_to_prove
+from core.runtime.manifest import Difference, Proof, Prover, other_file, still_to_prove
 from core.runtime.model import Model, Precision
 from core.runtime.stage import Stage
 
 PROGRESS_SECONDS = 0.25
+_log = logging.getLogger(__name__)
 Seen = Callable[[str], None]
 Told = dict[str, bytes]
 
@@ -98,6 +100,27 @@ class StageLoader:
 
     def load(self, wire_dtype: DType) -> Loaded:
         """A stage with caches of its own."""
+        return self._repaired(lambda: self._load(wire_dtype))
+
+    def hold(self) -> Loaded:
+        """The layers in memory, for a later stage."""
+        return self._repaired(self._hold)
+
+    def fetch(self) -> Loaded:
+        """The files of all layers on this machine, proven to be the coordinator's."""
+        return self._repaired(self._fetch)
+
+    def _repaired(self, work: Callable[[], Loaded]) -> Loaded:
+        """What `work` gives. A damaged file that a hub has is set aside, and downloaded once more from there."""
+        try:
+            return work()
+        except DamagedFile as error:
+            if not error.is_set_aside:
+                raise
+            _log.warning("%s; what is damaged is set aside and downloaded again", error)
+            return work()
+
+    def _load(self, wire_dtype: DType) -> Loaded:
         started = time.monotonic()
         if self._compiles:
             refuse_without_compiler(self._device)
@@ -113,8 +136,7 @@ class StageLoader:
         loaded = stage.nbytes, self._read_bytes, seconds, self._parity
         return Loaded(*loaded, stage, costs, width, self._files, self._reading)
 
-    def hold(self) -> Loaded:
-        """The layers in memory, for a later stage."""
+    def _hold(self) -> Loaded:
         started = time.monotonic()
         precision = self._precision(DType(self._shard.compute_dtype))
         with self._proven(precision) as (model, parts, seen):
@@ -123,8 +145,7 @@ class StageLoader:
         seconds = time.monotonic() - started
         return Loaded(nbytes, self._read_bytes, seconds, self._parity, files=self._files, reading=self._reading)
 
-    def fetch(self) -> Loaded:
-        """The files of all layers on this machine, proven to be the coordinator's."""
+    def _fetch(self) -> Loaded:
         started = time.monotonic()
         with self._opened(self._precision(DType(self._shard.compute_dtype))) as model:
             proof = self._brought(model, list(self.layers))
@@ -135,7 +156,7 @@ class StageLoader:
                 for name, done in zip(names, accumulate(sizes), strict=True):
                     prover.seen(name)
                     progress(done, sum(sizes))
-                self._refuse_other_copy(prover.other_layer())
+                self._refuse_other_copy(prover.difference())
             files = _files_of(model, self.layers)
         self._stop_if_aborted()
         return Loaded(0, 0, time.monotonic() - started, files=files)
@@ -157,7 +178,7 @@ class StageLoader:
 
                 parity = self._computed(model, precision, seen, parts)
                 yield model, parts, seen
-                self._refuse_other_copy(prover.other_layer())
+                self._refuse_other_copy(prover.difference())
             self._reading, self._files = time.monotonic() - began, _files_of(model, missing)
             names = {layer: model.layer_tensor_names([layer]) for layer in missing}
             with self._deciding:
@@ -171,7 +192,11 @@ class StageLoader:
         source = Source(self._shard.model_id, self._shard.revision, self._cache_dir)
         with Model.open(source, self._plugins) as model:
             self._refuse_other_layers(model, precision)
-            yield model
+            try:
+                yield model
+            except DamagedFile as error:
+                error.is_set_aside = any([model.checkpoint.set_aside(file) for file in error.files])
+                raise
 
     def _missing(self) -> list[int]:
         return self._keeper.held.missing(self.variant, self.layers)
@@ -181,7 +206,7 @@ class StageLoader:
         asked = self._shard.proof
         other = self._keeper.held.other_layer(self.variant, self.layers, asked.layers)
         if other is not None:
-            self._refuse_other_copy(f"layer {other}, which it holds in memory, has other bytes")
+            self._refuse_other_copy(Difference(f"layer {other}, which it holds in memory, has other bytes", ()))
         if missing:
             model.fetch_stage(missing, self._progress("download"))
         given = Proof(asked.manifest, asked.files, asked.rests, asked.layers)
@@ -210,20 +235,21 @@ class StageLoader:
             quantizer = Opaque(quantizer)
         return Precision(quantizer, DType(self._shard.compute_dtype), wire)
 
-    def _refuse_other_copy(self, difference: str) -> None:
-        if difference:
-            raise CheckpointError(
+    def _refuse_other_copy(self, difference: Difference | None) -> None:
+        if difference is not None:
+            raise DamagedFile(
                 f"this machine's copy of {self._shard.model_id!r} is not the coordinator's model",
-                difference,
+                difference.text,
                 "download it again, or compare what `core manifest` says on both machines",
+                files=difference.files,
             )
 
     def _refuse_other_layers(self, model: Model, precision: Precision) -> None:
         asked = self._shard
         if model.architecture.name != asked.architecture:
-            self._refuse_other_copy(f"it is {model.architecture.name}, not {asked.architecture}")
+            self._refuse_other_copy(Difference(f"it is {model.architecture.name}, not {asked.architecture}", ()))
         if self.layers.stop > model.spec.layers:
-            self._refuse_other_copy(f"it has {model.spec.layers} layers")
+            self._refuse_other_copy(Difference(f"it has {model.spec.layers} layers", ()))
         nbytes = sum(model.layer_bytes(layer, precision) for layer in self.layers)
         if nbytes != asked.weight_bytes:
             raise CheckpointError(

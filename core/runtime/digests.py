@@ -55,6 +55,19 @@ def digest_file(path: Path, tensors: Iterable[TensorInfo], advance: Advance) -> 
     return digest
 
 
+def check_file(path: Path, tensors: Iterable[TensorInfo], advance: Advance) -> tuple[str, str | None]:
+    """SHA-256, in hexadecimal, of a file as it is now, and as it was hashed first: None if that isn't remembered.
+
+    Raises CheckpointError for a file that can't be read.
+    """
+    try:
+        state = _State.of(path)
+        known = state.recall()
+        return _digest(path, _extents(tensors), state.size, advance).sha256, known.sha256 if known else None
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read", str(error)) from error
+
+
 def digest_tensor(path: Path, tensor: TensorInfo) -> str:
     """SHA-256 in hexadecimal. Of a tensor that was just read, it takes no second read from the disk."""
     return _sha256(path, [(tensor.offset, tensor.nbytes)])

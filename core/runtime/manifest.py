@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -61,6 +61,13 @@ class Proof:
     layers: Sequence[bytes]
 
 
+class Difference(NamedTuple):
+    """What of this machine's copy is not as it should be, in words, and the `files` that it lies in."""
+
+    text: str
+    files: tuple[str, ...]
+
+
 class Manifest:
     """`tensors` has their SHA-256, in hexadecimal, by name: of those whose file was hashed here."""
 
@@ -75,10 +82,10 @@ class Manifest:
 
         Raises CheckpointError for a file that can't be read.
         """
-        checkpoint, tensors_in = model.checkpoint, _by_file(model.checkpoint)
+        checkpoint, tensors_in = model.checkpoint, tensors_by_file(model.checkpoint)
         files = checkpoint.files()
         paths = {name: checkpoint.path(name) for name, info in files.items() if info.sha256 is None}
-        counter = _Counter(sum(files[name].size for name, path in paths.items() if path), progress)
+        counter = ByteCounter(sum(files[name].size for name, path in paths.items() if path), progress)
         digests = {name: digest_file(path, tensors_in[name], counter.add) for name, path in paths.items() if path}
         entries = [_entry(name, info.size, info.sha256, digests.get(name)) for name, info in files.items()]
         tensors = {
@@ -160,38 +167,46 @@ def still_to_prove(model: Model, layers: range, proof: Proof, missing: Collectio
     )
 
 
-def other_file(model: Model, layers: Sequence[int], proof: Proof, progress: Progress | None = None) -> str:
-    """Which file of this machine's copy is not as `proof` says; empty where all are.
+def other_file(
+    model: Model, layers: Sequence[int], proof: Proof, progress: Progress | None = None
+) -> Difference | None:
+    """Which file of this machine's copy is not as `proof` says; None if all are.
 
     The files of `layers` have been fetched. `progress` counts the bytes of those that are hashed whole.
     """
-    checkpoint, tensors_in = model.checkpoint, _by_file(model.checkpoint)
+    checkpoint, tensors_in = model.checkpoint, tensors_by_file(model.checkpoint)
     for layer, digest in zip(layers, proof.layers, strict=True):
         for name in () if digest else _names(model, layer):
             if checkpoint.tensors[name].file not in proof.files:
-                return f"{name} is in {checkpoint.tensors[name].file}, and on the coordinator it is not"
+                file = checkpoint.tensors[name].file
+                return Difference(f"{name} is in {file}, and on the coordinator it is not", ())
     for file, digest in proof.rests.items():
         path = checkpoint.path(file)
         if path is not None and digest_rest(path, tensors_in[file]) != digest.hex():
-            return f"{file} says other things of its tensors, or beside them"
+            return Difference(f"{file} says other things of its tensors, or beside them", (file,))
     here = {file: path for file, digest in proof.files.items() if digest and (path := checkpoint.path(file))}
-    counter = _Counter(sum(path.stat().st_size for path in here.values()), progress)
+    counter = ByteCounter(sum(path.stat().st_size for path in here.values()), progress)
     for file, path in here.items():
         if digest_file(path, tensors_in[file], counter.add).sha256 != proof.files[file].hex():
-            return f"{file} has other bytes"
-    return ""
+            return Difference(f"{file} has other bytes", (file,))
+    return None
 
 
 class Prover:
-    """Hashes the tensors of `layers` while they are loaded, in as many threads as torch computes with, up to four.
+    """Hashes tensors while they are loaded, in as many threads as torch computes with, up to four.
 
-    It is one tensor per thread behind the loader at most, so that what it reads is still in memory.
+    Those of `layers` against `proof`; or, if it has no digest of a layer, against what they were when their file was
+    hashed as a whole, and so `more`. It is one tensor per thread behind the loader at most, so that what it reads is
+    still in memory.
     """
 
-    def __init__(self, model: Model, layers: Sequence[int], proof: Proof) -> None:
+    def __init__(self, model: Model, layers: Sequence[int], proof: Proof, more: Iterable[str] = ()) -> None:
         self._model = model
         self._expected = {layer: digest for layer, digest in zip(layers, proof.layers, strict=True) if digest}
-        self._wanted = {name for layer in self._expected for name in _names(model, layer)}
+        in_layers = {name for layer in self._expected for name in _names(model, layer)}
+        self._single = {name for layer in layers if layer not in self._expected for name in _names(model, layer)}
+        self._single |= set(more)
+        self._wanted = in_layers | self._single
         self._sha256: dict[str, str] = {}
         self._threads = min(torch.get_num_threads(), HASHING_THREADS)
         self._pool = ThreadPoolExecutor(self._threads, "prover")
@@ -212,8 +227,8 @@ class Prover:
             self._wait(self._threads - 1)
             self._begun.append(self._pool.submit(self._hash, name))
 
-    def other_layer(self) -> str:
-        """Which layer of this machine's copy is not as the proof says; empty where all are."""
+    def difference(self) -> Difference | None:
+        """What of this machine's copy is not as it should be; None if all is."""
         self._wait(0)
         for name in self._wanted:
             self._hash(name)
@@ -221,8 +236,24 @@ class Prover:
         for layer, digest in self._expected.items():
             if layer_digest(self._model, layer, self._sha256) != digest:
                 files = sorted({tensors[name].file for name in _names(self._model, layer)})
-                return f"layer {layer}, in {' and '.join(files)}, has other bytes"
-        return ""
+                return Difference(f"layer {layer}, in {' and '.join(files)}, has other bytes", tuple(files))
+        return self._changed()
+
+    def _changed(self) -> Difference | None:
+        """What isn't as it was when its file was hashed as a whole."""
+        checkpoint, tensors_in = self._model.checkpoint, tensors_by_file(self._model.checkpoint)
+        known: dict[str, FileDigest] = {}
+        for name in sorted(self._single):
+            info = checkpoint.tensors[name]
+            if info.file not in known:
+                path = checkpoint.path(info.file)
+                assert path is not None, "it has just been read"
+                known[info.file] = digest_file(path, tensors_in[info.file], lambda _: None)
+                if digest_rest(path, tensors_in[info.file]) != known[info.file].rest:
+                    return Difference(f"{info.file} has changed on the disk since it was hashed", (info.file,))
+            if info.nbytes and known[info.file].tensors[info.offset] != self._sha256[name]:
+                return Difference(f"{name}, in {info.file}, has changed on the disk since it was hashed", (info.file,))
+        return None
 
     def _wait(self, begun: int) -> None:
         """Until no more than so many are at work or wait for it."""
@@ -236,7 +267,21 @@ class Prover:
         self._sha256[name] = digest_tensor(path, info)
 
 
-class _Counter:
+NOTHING = Proof(b"", {}, {}, ())
+"""To prove of no layers."""
+
+
+def stated_proof(model: Model, names: Iterable[str]) -> Proof:
+    """What a hub states of the files that hold `names`: NOTHING of those that come from no hub."""
+    files = model.checkpoint.files()
+    holding = {model.checkpoint.tensors[name].file for name in names}
+    stated = {file: sha256 for file in holding if (sha256 := files[file].sha256) is not None}
+    return Proof(b"", {file: bytes.fromhex(sha256) for file, sha256 in stated.items()}, {}, ())
+
+
+class ByteCounter:
+    """Tells `progress` of the bytes of a whole that are done."""
+
     def __init__(self, total: int, progress: Progress | None) -> None:
         self._done, self._total, self._progress = 0, total, progress
 
@@ -252,7 +297,7 @@ def _entry(name: str, size: int, stated: str | None, digest: FileDigest | None) 
     return FileEntry(name, size, digest.sha256, digest.rest)
 
 
-def _by_file(checkpoint: Checkpoint) -> Mapping[str, Sequence[TensorInfo]]:
+def tensors_by_file(checkpoint: Checkpoint) -> Mapping[str, Sequence[TensorInfo]]:
     by_file: defaultdict[str, list[TensorInfo]] = defaultdict(list)
     for info in checkpoint.tensors.values():
         by_file[info.file].append(info)

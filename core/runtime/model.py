@@ -19,6 +19,7 @@ from core.plugins import PluginHost
 from core.runtime.device import refuse_dtype, torch_dtype
 from core.runtime.held_layers import Parts
 from core.runtime.memory import large_blocks_returned
+from core.runtime.sampling_params import advised
 from core.runtime.stage import Stage
 from core.runtime.unquantized import Plain
 from core.runtime.weights import StageWeights, check_tensors, embedding_quantizer
@@ -72,6 +73,7 @@ class Model:
     def __init__(self, checkpoint: Checkpoint, architecture: Architecture) -> None:
         self.checkpoint = checkpoint
         self.architecture = architecture
+        self.sampling_defaults = advised(checkpoint.generation_config)
         try:
             self.spec: ModelSpec = architecture.read_model(checkpoint.config, checkpoint.tensors)
             check_tensors(checkpoint, self._non_layer_specs())
@@ -131,8 +133,11 @@ class Model:
         """Brings the files that hold `layers` to this machine."""
         self.checkpoint.fetch(self.layer_tensor_names(layers), progress)
 
+    def embed_and_head_tensor_names(self) -> list[str]:
+        return [spec.name for spec in self._non_layer_specs()]
+
     def fetch_embed_and_head(self, progress: Progress | None = None) -> None:
-        self.checkpoint.fetch([spec.name for spec in self._non_layer_specs()], progress)
+        self.checkpoint.fetch(self.embed_and_head_tensor_names(), progress)
 
     def load_stage(
         self,
@@ -180,9 +185,13 @@ class Model:
             return self.architecture.build_layers(self.spec, layers, weights), weights
 
     def load_embed_and_head(
-        self, precision: Precision, device: torch.device, progress: Progress | None = None
+        self,
+        precision: Precision,
+        device: torch.device,
+        progress: Progress | None = None,
+        seen: Callable[[str], None] | None = None,
     ) -> EmbedAndHead:
-        weights = self._weights(self._non_layer_specs(), precision.of_embed_and_head, device, progress)
+        weights = self._weights(self._non_layer_specs(), precision.of_embed_and_head, device, progress, seen)
         with large_blocks_returned():
             return self.architecture.build_embed_and_head(self.spec, weights)
 

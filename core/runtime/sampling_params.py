@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from core.errors import ConfigError
+
+ADVISED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +39,15 @@ class SamplingParams:
     @property
     def truncates(self) -> bool:
         return self.top_k > 0 or self.top_p < 1
+
+
+def advised(generation_config: Mapping[str, Any]) -> dict[str, float]:
+    """How the model's makers advise to draw from it. Raises ConfigError for what is no number.
+
+    `do_sample` false means that they advise against drawing, whatever else they say.
+    """
+    said = {key: value for key in ADVISED if (value := generation_config.get(key)) is not None}
+    for key, value in said.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"the model's generation_config.json says {key} = {value!r}", "it has to be a number")
+    return {**said, "temperature": 0.0} if generation_config.get("do_sample") is False else said

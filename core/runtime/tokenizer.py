@@ -1,17 +1,14 @@
-"""Text to token ids and back: the chat template, and detokenising as the tokens come."""
+"""Text to token ids and back, and detokenising as the tokens come."""
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any
-
-from jinja2 import TemplateError
+from typing import TYPE_CHECKING
 
 from core.errors import RequestError
 from core.interfaces.engine import Conversation
+from core.runtime.chat_prompts import ChatPrompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,6 +40,7 @@ class Tokenizer:
         """The tokens that have a name; a model may have more logits, which pad its vocabulary."""
         self._fallback_bytes = _fallback_bytes(inner)
         self._is_byte_level = _is_byte_level(inner)
+        self.chat_prompts = ChatPrompts(inner)
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """The ids of a plain prompt, with or without the special tokens that the tokenizer adds by default."""
@@ -51,49 +49,9 @@ class Tokenizer:
     def encode_chat(self, conversation: Conversation) -> list[int]:
         """The ids of a conversation in the model's own chat template, ready for the assistant's answer.
 
-        Raises RequestError where the model has no chat template, where its template knows nothing of the tools or of
-        an option, or refuses the messages.
+        Raises RequestError as ChatPrompts does.
         """
-        tools = [dict(tool) for tool in conversation.tools] or None
-        try:
-            source = self._template(tools, conversation.template_options)
-            ids = self._inner.apply_chat_template(
-                [_in_known_role(message, source) for message in conversation.messages],
-                tools=tools,
-                add_generation_prompt=conversation.opens_answer,
-                continue_final_message=conversation.continues_last,
-                tokenize=True,
-                return_dict=False,
-                **conversation.template_options,
-            )
-        # A template is a program of the model's makers: it raises for wrong roles, and trips over other contents.
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            raise RequestError(
-                "the model's chat template refuses these messages", str(error), "change the messages", param="prompt"
-            ) from error
-        return list(ids)
-
-    def _template(self, tools: list[dict[str, Any]] | None, options: Iterable[str]) -> str:
-        """The template's source. Raises RequestError for what it would pass over in silence, or where there is none."""
-        if not self._inner.chat_template:
-            raise RequestError(
-                "this model has no chat template",
-                "it continues text and takes no messages",
-                "give it a text instead",
-                param="prompt",
-            )
-        source: str = self._inner.get_chat_template(tools=tools)
-        if tools and not _names("tools", source):
-            raise RequestError("this model takes no tools", "its chat template has no place for them", param="tools")
-        reserved = {"messages", *inspect.signature(self._inner.apply_chat_template).parameters}
-        for option in options:
-            if option in reserved or not _names(option, source):
-                raise RequestError(
-                    f"this model's chat template has no option {option!r}",
-                    hint="leave it out",
-                    param="template_options",
-                )
-        return source
+        return self.chat_prompts.ids(conversation)
 
     def text_stream(self, stop: Sequence[str] = (), *, special_tokens: bool = False) -> TextStream:
         """A fresh stream for one generation that ends at any of `stop`. Raises RequestError for an empty one.
@@ -108,12 +66,6 @@ class Tokenizer:
         """The text of `ids` without special tokens, spaces as the model wrote them."""
         text: str = self._inner.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
-
-    @property
-    def chat_template(self) -> str | None:
-        """The Jinja source of the model's chat template, where it has one."""
-        template: str | None = self._inner.chat_template
-        return template
 
     def decode_whole(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included."""
@@ -253,17 +205,6 @@ def _fallback_bytes(inner: PreTrainedTokenizerBase) -> frozenset[int]:
     names = [f"<0x{byte:02X}>" for byte in range(256)]
     ids = dict(zip(names, inner.convert_tokens_to_ids(names), strict=True))
     return frozenset(i for name, i in ids.items() if i is not None and inner.convert_ids_to_tokens(i) == name)
-
-
-def _names(variable: str, template: str) -> bool:
-    return re.search(rf"\b{re.escape(variable)}\b", template) is not None
-
-
-def _in_known_role(message: Mapping[str, Any], template: str) -> dict[str, Any]:
-    """A developer speaks as the system to templates that know no developer."""
-    if message["role"] == "developer" and not _names("developer", template):
-        return {**message, "role": "system"}
-    return dict(message)
 
 
 def _byte_of_unit() -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from core.blocks import (
     DecoderArchitecture,
@@ -10,9 +10,22 @@ from core.blocks import (
     RotaryEmbedding,
     gelu_tanh,
     layer_windows,
+    refuse_partial_rotation,
     refuse_unless,
     required,
 )
+
+_DEFAULTS: Mapping[str, Any] = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-6,
+}
 
 
 class Gemma2(DecoderArchitecture):
@@ -20,6 +33,7 @@ class Gemma2(DecoderArchitecture):
 
     name = "gemma2"
     model_types = ("gemma2",)
+    defaults: ClassVar[Mapping[str, Any]] = {**_DEFAULTS, "vocab_size": 256_000, "max_position_embeddings": 8192}
     tied_by_default = True
 
     def shape(self, config: Mapping[str, Any]) -> DecoderShape:
@@ -36,6 +50,7 @@ class Gemma3(DecoderArchitecture):
 
     name = "gemma3"
     model_types = ("gemma3_text",)
+    defaults: ClassVar[Mapping[str, Any]] = {**_DEFAULTS, "vocab_size": 262_208, "max_position_embeddings": 131_072}
     tied_by_default = True
 
     def shape(self, config: Mapping[str, Any]) -> DecoderShape:
@@ -59,6 +74,7 @@ class Gemma3(DecoderArchitecture):
 def gemma_shape(config: Mapping[str, Any], full_attention_every: int, **differences: Any) -> DecoderShape:
     refuse_unless(config, "hidden_activation", "gelu_pytorch_tanh")
     refuse_unless(config, "use_bidirectional_attention", False)
+    refuse_partial_rotation(config)
     bias = bool(config.get("attention_bias", False))
     return DecoderShape.from_config(
         config,

@@ -31,6 +31,7 @@ from core_plugin_gguf.files import (
 from core_plugin_gguf.header import StoredTensor
 from core_plugin_gguf.hub import HubFile
 from core_plugin_gguf.tokenizer import load_tokenizer
+from core_plugin_gguf.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,8 +78,9 @@ class GgufCheckpoint(Checkpoint):
         self._opened: dict[str, BinaryIO] = {}
         self._metadata_end = header.metadata_end
         shapes = {name: at.shape for name, (_, at) in stored.items()}
-        self.config = read_config(metadata, shapes, _rope_factors(stored))
-        self.generation_config = read_generation_config(metadata)
+        self._vocabulary = Vocabulary(header, first.name)
+        self.config = read_config(metadata, self._vocabulary, shapes, _rope_factors(stored))
+        self.generation_config = read_generation_config(self._vocabulary)
         self._stored = {hub_name(name): at for name, at in stored.items() if name != ROPE_FACTORS}
         self.tensors = {
             name: TensorInfo(at.shape, at.type.name, at.nbytes, part.name, at.start, _bits(at.type.name))
@@ -104,8 +106,12 @@ class GgufCheckpoint(Checkpoint):
             raise CheckpointError(f"{name} of {part.name} has {stored.shape[0]} rows for {heads} heads")
         return read_tensor(self._open(part), name, stored, heads)
 
+    def set_aside(self, file: str) -> bool:
+        self.close()
+        return any(part.set_aside() for part in self._parts if part.name == file)
+
     def tokenizer(self) -> Any:
-        return load_tokenizer(self._first.peek(0, self._metadata_end), self._first.name)
+        return load_tokenizer(self._first.peek(0, self._metadata_end), self._vocabulary, self._first.name)
 
     def close(self) -> None:
         for opened in self._opened.values():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from core import CheckpointError
+from core_plugin_gguf.vocabulary import Vocabulary
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 PERMUTED = ("llama",)
@@ -18,6 +19,24 @@ PERMUTED = ("llama",)
 
 Factors = npt.NDArray[np.float32]
 ROPE_FACTORS = "rope_freqs.weight"
+
+_ABSENT = """
+attention.clamp_kqv attention.max_alibi_bias attention.scale attention.q_lora_rank attention.kv_lora_rank
+attention.key_length_mla attention.value_length_mla attention.key_length_swa attention.value_length_swa
+attention.shared_kv_layers attention.sliding_window_pattern attention.temperature_length attention.temperature_scale
+attention.output_scale attn_logit_softcapping final_logit_softcapping router_logit_softcapping use_parallel_residual
+swin_norm nextn_predict_layers n_deepstack_layers rope.dimension_sections rope.dimension_count_swa rope.freq_base_swa
+rope.scaling.alpha rope.scaling.yarn_log_multiplier swiglu_clamp_exp swiglu_clamp_shexp activation_sparsity_scale
+full_attention_interval interleave_moe_layer_step embedding_length_per_layer_input decoder_block_count
+altup.num_inputs ssm.state_size
+"""
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(_ABSENT.split(), (0, False)),
+    **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), (0, 1)),
+    "attention.causal": (True,),
+    "rope.scaling.yarn_ext_factor": (1, -1),
+}
+"""Keys of llama.cpp (src/llama-arch.cpp) that change what a model computes, each with what leaves it as it is here."""
 
 _ENDS = {
     "token_embd": "model.embed_tokens",
@@ -70,10 +89,9 @@ class Metadata:
         return float(self._number(key, default))
 
     def get(self, key: str) -> Any:
-        return self._values.get(f"{self.architecture}.{key}")
-
-    def token(self, role: str) -> int | None:
-        return self._values.get(f"tokenizer.ggml.{role}_token_id")
+        """What it says; a list whose values are all the same says that value."""
+        value = self._values.get(f"{self.architecture}.{key}")
+        return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
 
     @property
     def parts(self) -> int:
@@ -95,13 +113,13 @@ class Metadata:
 
 
 def read_config(
-    metadata: Metadata, shapes: Mapping[str, Sequence[int]], rope_factors: Factors | None
+    metadata: Metadata, vocabulary: Vocabulary, shapes: Mapping[str, Sequence[int]], rope_factors: Factors | None
 ) -> dict[str, Any]:
     """The file's config.json; `shapes` are those of its tensors.
 
     Raises CheckpointError for a file that can't be read here, saying what can.
     """
-    _refuse_unsupported(metadata)
+    _refuse_unsupported(metadata, shapes)
     heads = metadata.count("attention.head_count")
     hidden_size = metadata.count("embedding_length")
     rope_theta = metadata.number("rope.freq_base", 10000.0)
@@ -123,8 +141,8 @@ def read_config(
         "vocab_size": embedding[0],
         "tie_word_embeddings": "output.weight" not in shapes,
         "hidden_act": "silu",
-        "bos_token_id": metadata.token("bos"),
-        "eos_token_id": metadata.token("eos"),
+        "bos_token_id": vocabulary.id_of("bos"),
+        "eos_token_id": vocabulary.id_of("eos"),
     }
     if metadata.architecture in ("llama", "qwen3"):
         config["attention_bias"] = "blk.0.attn_q.bias" in shapes
@@ -133,17 +151,15 @@ def read_config(
     return config
 
 
-def read_generation_config(metadata: Metadata) -> dict[str, Any]:
-    """Every token that the file says to end a turn, a text or a message ends generation."""
-    ends = [token for role in ("eos", "eot", "eom") if (token := metadata.token(role)) is not None]
+def read_generation_config(vocabulary: Vocabulary) -> dict[str, Any]:
     return {
-        "bos_token_id": metadata.token("bos"),
-        "eos_token_id": list(dict.fromkeys(ends)),
-        "pad_token_id": metadata.token("padding"),
+        "bos_token_id": vocabulary.id_of("bos"),
+        "eos_token_id": vocabulary.ends(),
+        "pad_token_id": vocabulary.id_of("padding"),
     }
 
 
-def _refuse_unsupported(metadata: Metadata) -> None:
+def _refuse_unsupported(metadata: Metadata, tensors: Iterable[str]) -> None:
     if metadata.architecture not in ARCHITECTURES:
         raise CheckpointError(
             f"{metadata.file} holds a model of the architecture {metadata.architecture!r}",
@@ -154,6 +170,24 @@ def _refuse_unsupported(metadata: Metadata) -> None:
     for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
         if isinstance(metadata.get(key), tuple):
             raise CheckpointError(f"the layers of {metadata.file} differ in their {key}, which is not supported")
+    for key, neutral in NEUTRAL.items():
+        value = metadata.get(key)
+        if value is not None and value not in neutral:
+            raise CheckpointError(
+                f"{metadata.file} says that its {key} is {value}",
+                f"that makes it another model than a {metadata.architecture} that is computed here",
+                "use the model's safetensors",
+            )
+    window = metadata.get("attention.sliding_window")
+    if window and window < metadata.count("context_length"):
+        raise CheckpointError(f"{metadata.file} attends to the last {window} tokens alone, which is not read from GGUF")
+    unknown = next((name for name in tensors if hub_name(name) == name and name != ROPE_FACTORS), None)
+    if unknown is not None:
+        raise CheckpointError(
+            f"{metadata.file} has a tensor {unknown}",
+            f"a {metadata.architecture} that is computed here has none",
+            "use the model's safetensors",
+        )
 
 
 def _head_dim(metadata: Metadata, usual: int) -> int:
@@ -168,22 +202,39 @@ def _head_dim(metadata: Metadata, usual: int) -> int:
 
 
 def _rope_scaling(metadata: Metadata, rope_theta: float, factors: Factors | None) -> dict[str, Any] | None:
+    kind = metadata.get("rope.scaling.type") or "linear"
+    # llama.cpp's older converters wrote the factor by another key, and no type.
+    factor = metadata.number("rope.scaling.factor", metadata.number("rope.scale_linear", 1.0))
+    attention = metadata.number("rope.scaling.attn_factor", 1.0)
+    if kind not in ("none", "linear", "yarn"):
+        raise CheckpointError(f"{metadata.file} scales its positions by {kind!r}", hint="linear and yarn are read")
+    if kind != "yarn" and attention != 1:
+        raise CheckpointError(f"{metadata.file} has rope.scaling.attn_factor {attention}", hint="yarn alone has one")
+    scaled = kind == "yarn" or (kind == "linear" and factor != 1)
+    if factors is not None and scaled:
+        raise CheckpointError(f"{metadata.file} scales its positions twice", hint="use the model's safetensors")
     if factors is not None:
         return _llama3_scaling(metadata.file, rope_theta, factors)
-    kind = metadata.get("rope.scaling.type") or "none"
-    if kind == "none":
-        return None
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": metadata.number("rope.scaling.factor")}
     if kind == "yarn":
-        betas = {beta: metadata.get(f"rope.scaling.yarn_{beta}") for beta in ("beta_fast", "beta_slow")}
-        return {
-            "rope_type": "yarn",
-            "factor": metadata.number("rope.scaling.factor"),
-            "original_max_position_embeddings": metadata.count("rope.scaling.original_context_length"),
-            **{beta: value for beta, value in betas.items() if value is not None},
-        }
-    raise CheckpointError(f"{metadata.file} scales its positions by {kind!r}", hint="linear and yarn are read")
+        return _yarn_scaling(metadata, attention)
+    return {"rope_type": "linear", "factor": factor} if scaled else None
+
+
+def _yarn_scaling(metadata: Metadata, attention: float) -> dict[str, Any]:
+    """llama.cpp multiplies the attention factor that YaRN's authors have by two of the file's own."""
+    factor = metadata.number("rope.scaling.factor")
+    attention *= metadata.number("rope.scaling.yarn_attn_factor", 1.0)
+    betas = {beta: metadata.get(f"rope.scaling.yarn_{beta}") for beta in ("beta_fast", "beta_slow")}
+    said = {beta: value for beta, value in betas.items() if value is not None}
+    if attention != 1:
+        said["attention_factor"] = attention * (0.1 * math.log(factor) + 1)
+    context = metadata.count("context_length")
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": metadata.count("rope.scaling.original_context_length", context),
+        **said,
+    }
 
 
 def _llama3_scaling(file: str, rope_theta: float, factors: Factors) -> dict[str, Any]:

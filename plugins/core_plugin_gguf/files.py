@@ -41,6 +41,9 @@ class File(Protocol):
     def bring(self, progress: Progress | None = None) -> Path:
         """The whole file on this machine."""
 
+    def set_aside(self) -> bool:
+        """Puts it out of the way if it is damaged, to be brought again; whether it was, and is."""
+
     def sibling(self, name: str) -> Self:
         """The file of that name, which is as complete as this one's, in the same place."""
 
@@ -69,6 +72,10 @@ class LocalFile:
 
     def bring(self, progress: Progress | None = None) -> Path:
         return self._path
+
+    def set_aside(self) -> bool:
+        """There is no other place to have it from."""
+        return False
 
     def sibling(self, name: str) -> LocalFile:
         return LocalFile(self._path.with_name(name))
@@ -102,4 +109,7 @@ def read_head(file: File, nbytes: int | None = None) -> Header:
             return parse(memoryview(file.peek(0, nbytes)), file.size(), file.name)
         except NeedsMore:
             nbytes *= 4
+        except CheckpointError:
+            if not file.set_aside():
+                raise
     raise CheckpointError(f"{file.name} is damaged", f"its header says that it takes over {LARGEST_HEAD} bytes")

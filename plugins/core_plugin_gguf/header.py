@@ -1,14 +1,14 @@
 """The head of a GGUF file, versions 2 and 3 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), distrusted.
 
 The `gguf` package's own reader wraps each of a tokenizer's strings in an array, which takes seconds; arrays that are
-long or hold strings are skipped here.
+long or hold strings are skipped here, but for the vocabulary.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from core import CheckpointError
 
 LONGEST_ARRAY = 4096
 """Items: there is one per layer in the arrays that a config may need."""
+
+TOKENS, TOKEN_TYPES, MERGES = (f"tokenizer.ggml.{key}" for key in ("tokens", "token_type", "merges"))
 
 _SCALARS = {
     GGUFValueType.UINT8: "B",
@@ -47,11 +49,16 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """`metadata` lacks the arrays that were skipped; all of it, those included, ends at byte `metadata_end`."""
+    """`metadata` lacks the arrays that were skipped; all of it, those included, ends at byte `metadata_end`.
+
+    `tokens` are the vocabulary's texts, in UTF-8, and `token_types` what each one is, if the file says so.
+    """
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
     metadata_end: int
+    tokens: Sequence[bytes]
+    token_types: Sequence[int]
 
 
 def without_tensors(metadata: bytes) -> bytes:
@@ -64,8 +71,8 @@ class NeedsMore(Exception):
     """The head goes on behind the bytes that were given."""
 
 
-def parse(data: memoryview, size: int, file: str) -> Header:
-    """Reads the head from `data`, the first bytes of a file of `size` bytes.
+def parse(data: memoryview, size: int, file: str, whole: Collection[str] = (TOKENS, TOKEN_TYPES)) -> Header:
+    """Reads the head from `data`, the first bytes of a file of `size` bytes, and of the long arrays those of `whole`.
 
     Raises NeedsMore where `data` ends too early and the file does not, CheckpointError where the file is no GGUF, is
     cut short, or says what can't be.
@@ -81,15 +88,19 @@ def parse(data: memoryview, size: int, file: str) -> Header:
     metadata = {}
     for _ in range(pair_count):
         key, kind = cursor.string(), cursor.scalar("I")
-        metadata[key] = cursor.value(kind)
+        metadata[key] = cursor.value(kind, whole=key in whole)
     metadata_end = cursor.offset
+    tokens, token_types = (metadata.pop(key, None) or () for key in (TOKENS, TOKEN_TYPES))
+    if not (isinstance(tokens, Sequence) and isinstance(token_types, Sequence)):
+        raise cursor.damaged("its vocabulary is no list")
     entries = [cursor.tensor() for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise cursor.damaged(f"its alignment is {alignment}")
     start = math.ceil(cursor.offset / alignment) * alignment
     tensors = {name: _placed(cursor, name, shape, kind, start + at) for name, shape, kind, at in entries}
-    return Header({key: value for key, value in metadata.items() if value is not None}, tensors, metadata_end)
+    said = {key: value for key, value in metadata.items() if value is not None}
+    return Header(said, tensors, metadata_end, tokens, token_types)
 
 
 def _placed(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int, start: int) -> StoredTensor:
@@ -132,13 +143,13 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise self.damaged(f"the text at byte {start} is not UTF-8") from error
 
-    def value(self, kind: int) -> Any:
-        """A value of the metadata; None for an array that is skipped."""
+    def value(self, kind: int, *, whole: bool) -> Any:
+        """A value of the metadata; None for an array that is skipped, which none is if it is asked for `whole`."""
         value_type = self._value_type(kind)
         if value_type is GGUFValueType.STRING:
             return self.string()
         if value_type is GGUFValueType.ARRAY:
-            return self._array()
+            return self._array(whole)
         value = self.scalar(_SCALARS[value_type])
         return _shortest(value) if value_type is GGUFValueType.FLOAT32 else value
 
@@ -149,29 +160,33 @@ class _Cursor:
         kind, offset = self._unpack("<IQ")
         return name, shape[::-1], kind, offset
 
-    def _array(self) -> tuple[Any, ...] | None:
+    def _array(self, whole: bool) -> Sequence[Any] | None:
         item_type, count = self._value_type(self.scalar("I")), self.scalar("Q")
         if item_type is GGUFValueType.ARRAY:
             raise CheckpointError(f"{self.file} has an array of arrays in its metadata", hint="use another file")
         if item_type is GGUFValueType.STRING:
-            self._skip_strings(count)
-            return None
+            return self._strings(count, whole)
         form = _SCALARS[item_type]
         self._require(count * struct.calcsize(f"<{form}"))
-        if count > LONGEST_ARRAY:
+        if count > LONGEST_ARRAY and not whole:
             self.offset += count * struct.calcsize(f"<{form}")
             return None
         return self._unpack(f"<{count}{form}")
 
-    def _skip_strings(self, count: int) -> None:
+    def _strings(self, count: int, whole: bool) -> list[bytes] | None:
         length_at, data, offset = struct.Struct("<Q").unpack_from, self._data, self.offset
+        strings: list[bytes] = []
         try:
             for _ in range(count):
-                offset += 8 + length_at(data, offset)[0]
+                start = offset + 8
+                offset = start + length_at(data, offset)[0]
+                if whole:
+                    strings.append(bytes(data[start:offset]))
         except (struct.error, OverflowError):
             offset += 8
         self._require(offset - self.offset)
         self.offset = offset
+        return strings if whole else None
 
     def _value_type(self, kind: int) -> GGUFValueType:
         try:

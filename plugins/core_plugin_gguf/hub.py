@@ -31,5 +31,8 @@ class HubFile:
         self._repository.fetch([self.name], progress)
         return self._repository.path(self.name)
 
+    def set_aside(self) -> bool:
+        return self._repository.set_aside(self.name)
+
     def sibling(self, name: str) -> HubFile:
         return HubFile(self._repository, name)

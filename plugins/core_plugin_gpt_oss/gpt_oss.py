@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -34,7 +34,7 @@ class GptOss(DecoderArchitecture):
 
     name = "gpt_oss"
     model_types = ("gpt_oss",)
-    default_theta = 150_000.0
+    defaults: ClassVar[Mapping[str, Any]] = {"rope_theta": 150_000.0}
 
     def read_model(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> DecoderSpec:
         spec = super().read_model(config, tensors)

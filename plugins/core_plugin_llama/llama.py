@@ -1,9 +1,9 @@
 """How a llama config reads."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from core.blocks import DecoderArchitecture, DecoderShape, refuse_unless
+from core.blocks import DecoderArchitecture, DecoderShape, refuse_partial_rotation, refuse_unless
 
 
 class Llama(DecoderArchitecture):
@@ -11,9 +11,19 @@ class Llama(DecoderArchitecture):
 
     name = "llama"
     model_types = ("llama",)
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+    }
 
     def shape(self, config: Mapping[str, Any]) -> DecoderShape:
         refuse_unless(config, "hidden_act", "silu")
+        refuse_partial_rotation(config)
         attention_bias = bool(config.get("attention_bias", False))
         return DecoderShape.from_config(
             config,

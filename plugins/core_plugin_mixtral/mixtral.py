@@ -1,7 +1,7 @@
 """How a mixtral config reads."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from core.blocks import DecoderArchitecture, DecoderShape, Mixture, layer_windows, refuse_unless, required
 
@@ -11,7 +11,7 @@ class Mixtral(DecoderArchitecture):
 
     name = "mixtral"
     model_types = ("mixtral",)
-    default_theta = 1_000_000.0
+    defaults: ClassVar[Mapping[str, Any]] = {"rope_theta": 1_000_000.0}
 
     def shape(self, config: Mapping[str, Any]) -> DecoderShape:
         refuse_unless(config, "hidden_act", "silu")

@@ -1,9 +1,16 @@
 """How a qwen2 config reads."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from core.blocks import DecoderArchitecture, DecoderShape, layer_windows, refuse_unless, required
+from core.blocks import (
+    DecoderArchitecture,
+    DecoderShape,
+    layer_windows,
+    refuse_partial_rotation,
+    refuse_unless,
+    required,
+)
 
 
 class Qwen2(DecoderArchitecture):
@@ -11,9 +18,22 @@ class Qwen2(DecoderArchitecture):
 
     name = "qwen2"
     model_types = ("qwen2",)
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "rms_norm_eps": 1e-6,
+    }
 
     def shape(self, config: Mapping[str, Any]) -> DecoderShape:
         refuse_unless(config, "hidden_act", "silu")
+        refuse_partial_rotation(config)
         window = config.get("sliding_window") if config.get("use_sliding_window") else None
         return DecoderShape.from_config(
             config,

@@ -47,6 +47,8 @@ BESIDE_WEIGHTS = frozenset(
     }
 )
 """What else a checkpoint may be made of, by the names that transformers looks for."""
+MORE_TEMPLATES = re.compile(r"additional_chat_templates/[\w-][\w.-]*\.jinja")
+"""Chat templates beside the default, by name."""
 
 ASKED_AT_ONCE = 8
 """Big models have dozens of files, and asking a hub about one takes a fraction of a second."""
@@ -87,7 +89,7 @@ class SafetensorsCheckpoint(Checkpoint):
             self._file_of = _weight_map(read_json(files.path(INDEX)))
             self.tensors = self._indexed_tensors()
         elif files.has(SINGLE):
-            self.tensors = files.header(SINGLE) or {}
+            self.tensors = files.header(SINGLE)
             self._file_of = dict.fromkeys(self.tensors, SINGLE)
         else:
             raise _no_weights(files)
@@ -97,7 +99,7 @@ class SafetensorsCheckpoint(Checkpoint):
         }
 
     def files(self) -> Mapping[str, FileInfo]:
-        beside = [name for name in self._files.names() if name in BESIDE_WEIGHTS]
+        beside = [name for name in self._files.names() if _is_beside_weights(name)]
         for name in beside:
             self._files.path(name)
         names = sorted({*beside, *self._file_of.values()})
@@ -105,7 +107,7 @@ class SafetensorsCheckpoint(Checkpoint):
             return dict(zip(names, pool.map(self._files.info, names), strict=True))
 
     def path(self, file: str) -> Path | None:
-        known = file in BESIDE_WEIGHTS or file in self._file_of.values()
+        known = _is_beside_weights(file) or file in self._file_of.values()
         return self._files.cached(file) if known else None
 
     def fetch(self, names: Collection[str], progress: Progress | None = None) -> None:
@@ -147,6 +149,10 @@ class SafetensorsCheckpoint(Checkpoint):
             raise damaged(file, f"{name} is not in it any more")
         return path, stored
 
+    def set_aside(self, file: str) -> bool:
+        self._layouts.pop(file, None)
+        return file in self._file_of.values() and self._files.set_aside(file)
+
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
@@ -171,13 +177,14 @@ class SafetensorsCheckpoint(Checkpoint):
             headers = dict(zip(files, pool.map(self._files.header, files), strict=True))
         tensors = {}
         for name, file in self._file_of.items():
-            header = headers[file]
-            if header is None:
-                continue
-            if name not in header:
+            if name not in headers[file]:
                 raise damaged(file, f"{INDEX} says that it holds {name}, and it doesn't")
-            tensors[name] = header[name]
+            tensors[name] = headers[file][name]
         return tensors
+
+
+def _is_beside_weights(name: str) -> bool:
+    return name in BESIDE_WEIGHTS or MORE_TEMPLATES.fullmatch(name) is not None
 
 
 def _weight_map(index: Mapping[str, Any]) -> dict[str, str]:

@@ -21,7 +21,7 @@ class Files(Protocol):
         """What pins the files, where anything does."""
 
     def names(self) -> list[str]:
-        """All that are there."""
+        """All that are there, in folders of the first level too."""
 
     def has(self, name: str) -> bool: ...
 
@@ -33,11 +33,14 @@ class Files(Protocol):
     def cached(self, name: str) -> Path | None:
         """The file, where it is on this machine."""
 
-    def header(self, name: str) -> Mapping[str, TensorInfo] | None:
-        """The tensors of a safetensors file, without its weights; None where it can't be looked into now."""
+    def header(self, name: str) -> Mapping[str, TensorInfo]:
+        """The tensors of a safetensors file, without its weights."""
 
     def fetch(self, names: Collection[str], progress: Progress | None) -> None:
         """Brings the files here."""
+
+    def set_aside(self, name: str) -> bool:
+        """Puts a damaged file out of the way, to be fetched again; whether it was, and is."""
 
     def missing(self, name: str) -> CheckpointError:
         """The error that says that there is no such file."""
@@ -58,7 +61,8 @@ class Directory:
         return str(self._path)
 
     def names(self) -> list[str]:
-        return sorted(path.name for path in self._path.iterdir() if path.is_file())
+        found = (path for pattern in ("*", "*/*") for path in self._path.glob(pattern) if path.is_file())
+        return sorted(path.relative_to(self._path).as_posix() for path in found)
 
     def has(self, name: str) -> bool:
         return self.path(name).is_file()
@@ -79,6 +83,10 @@ class Directory:
 
     def fetch(self, names: Collection[str], progress: Progress | None) -> None:
         """Nothing to do."""
+
+    def set_aside(self, name: str) -> bool:
+        """There is no other place to have it from."""
+        return False
 
     def missing(self, name: str) -> CheckpointError:
         return CheckpointError(f"{self} has no {name}", hint="download it, or give another directory")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from core import FileInfo, TensorInfo
+from core import CheckpointError, FileInfo, TensorInfo
 from core.hub import Repository
 from core_plugin_safetensors.header import read_header
 
@@ -14,10 +14,15 @@ from core_plugin_safetensors.header import read_header
 class HubFiles(Repository):
     """Headers are read from the hub, and weights stay there until they are fetched."""
 
-    def header(self, name: str) -> Mapping[str, TensorInfo] | None:
-        if self.offline and self.cached(name) is None:
-            return None
-        return read_header(name, self.size(name), partial(self.peek, name))
+    def header(self, name: str) -> Mapping[str, TensorInfo]:
+        if self.offline and not self.has(name):
+            raise self.missing(name)
+        try:
+            return read_header(name, self.size(name), partial(self.peek, name))
+        except CheckpointError:
+            if not self.set_aside(name):
+                raise
+            return read_header(name, self.size(name), partial(self.peek, name))
 
     def info(self, name: str) -> FileInfo:
         return FileInfo(self.size(name), self.sha256(name))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from core.cli import app
-from core.errors import CheckpointError, ConfigError
+from core.errors import CheckpointError, ConfigError, DamagedFile
+from core.runtime import digests
 from core.testing.checkpoints import tiny_checkpoint
 
 
@@ -39,3 +41,24 @@ def test_what_is_no_model_and_where_nothing_can_be_written_are_errors(model: Pat
     nowhere = CliRunner().invoke(app, ["manifest", str(model), "--out", str(tmp_path)])
     assert isinstance(nowhere.exception, ConfigError)
     assert "can't be written" in str(nowhere.exception)
+
+
+def test_verify_reads_the_files_once_more_and_names_what_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr(digests, "REMEMBERED_BYTES", 0)
+    model = tiny_checkpoint(tmp_path / "tiny", layers=2)
+    first = CliRunner().invoke(app, ["manifest", str(model), "--verify"])
+    assert (first.exit_code, "model.safetensors: not hashed before" in first.stdout) == (0, True)
+    assert CliRunner().invoke(app, ["manifest", str(model)]).exit_code == 0
+    whole = CliRunner().invoke(app, ["manifest", str(model), "--verify"])
+    assert (whole.exit_code, "model.safetensors: ok, as it was hashed first" in whole.stdout) == (0, True)
+    weights = model / "model.safetensors"
+    content, before = weights.read_bytes(), weights.stat()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    rotten = CliRunner().invoke(app, ["manifest", str(model), "--verify"])
+    assert isinstance(rotten.exception, DamagedFile)
+    assert rotten.exception.files == ("model.safetensors",)
+    assert "config.json: ok" in rotten.stdout

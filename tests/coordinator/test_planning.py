@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from trio.testing import MockClock
 
-from core.coordinator.planning import Planning, planned
+from core.coordinator.planning import Planning, node_memory, planned
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import PlanError
 from core.interfaces.checkpoint import Source
@@ -83,6 +83,11 @@ def test_the_bounds_on_the_number_of_nodes_are_held(least: int, most: int | None
     request = PlanRequest(REQUEST.layer_bytes, REQUEST.candidates, least, most)
     with pytest.raises(PlanError, match="1 nodes are used"):
         planned(Fixed(("a", 0, 6)), request)
+
+
+@pytest.mark.parametrize(("cap", "memory"), [(None, 900), (500, 500), (950, 900), (2000, 900)])
+def test_a_cap_never_takes_the_margin_away(cap: int | None, memory: int) -> None:
+    assert node_memory(1000, cap) == memory
 
 
 async def test_a_planner_that_never_returns_is_given_up_and_keeps_one_thread(

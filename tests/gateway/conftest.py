@@ -25,6 +25,7 @@ from core.interfaces.engine import (
     TokenLogprob,
 )
 from core.interfaces.telemetry import Metric, Sample, SessionStatus
+from core.runtime.prompt_template import PromptTemplate
 
 
 def deltas(*texts: str) -> list[Delta]:
@@ -49,7 +50,8 @@ class FakeEngine:
     left_out: dict[str, str] = field(default_factory=dict)
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     chat_template: str | None = ""
-    prompt_end: str = ""
+    tool_template: str | None = None
+    opened: str = ""
 
     requests: list[GenerationRequest] = field(default_factory=list)
     given: int = 0
@@ -115,9 +117,11 @@ class FakeEngine:
     def card(self) -> ModelCard:
         if self.state != "ready":
             raise NotReady("the model is not open", required=3, ready=1)
-        return ModelCard(
-            self.served_model, self.created, context_length=4096, vocab_size=256, chat_template=self.chat_template
+        plain, for_tools = (
+            None if source is None else PromptTemplate(source).facts()
+            for source in (self.chat_template, self.tool_template or self.chat_template)
         )
+        return ModelCard(self.served_model, self.created, 4096, 256, plain, for_tools)
 
     async def rebalance(self) -> str:
         self.card()
@@ -125,12 +129,16 @@ class FakeEngine:
         return "plan 2 is being loaded"
 
     async def tokenize(self, prompt: str | Conversation) -> tuple[int, ...]:
-        """A token is a byte. A conversation ends as the template of a model that thinks may end it."""
+        """A token is a byte."""
         if isinstance(prompt, str):
             return tuple(prompt.encode())
-        thinks = prompt.template_options.get("enable_thinking", True)
-        end = self.prompt_end if thinks else "<think>\n\n</think>\n\n"
-        return tuple("".join([*(message["content"] for message in prompt.messages), end]).encode())
+        return tuple("".join(message["content"] for message in prompt.messages).encode())
+
+    async def prompt_end(self, conversation: Conversation) -> str:
+        """As the template of a model that thinks may end it, which is told not to by an option or a message."""
+        thinks = conversation.template_options.get("enable_thinking", True)
+        silenced = any("/no_think" in message["content"] for message in conversation.messages)
+        return self.opened if thinks and not silenced else "<think>\n\n</think>\n\n"
 
     async def detokenize(self, tokens: tuple[int, ...]) -> str:
         if any(token > 255 for token in tokens):

@@ -228,7 +228,7 @@ async def test_any_json_object(client: httpx.AsyncClient, engine: Any) -> None:
     ("prompt_end", "text"), [("", "<think>Hm, hm.</think>\n\nYes"), ("<think>\n", "Hm, hm.</think>Yes")]
 )
 async def test_thoughts_are_told_apart(client: httpx.AsyncClient, engine: Any, prompt_end: str, text: str) -> None:
-    engine.chat_template, engine.prompt_end = QWEN3, prompt_end
+    engine.chat_template, engine.opened = QWEN3, prompt_end
     says(engine, text, step=2)
     body = {"model": "org/tiny", "messages": [USER]}
     answer = (await client.post("/v1/chat/completions", json=body)).json()
@@ -255,7 +255,7 @@ async def test_thoughts_are_told_apart(client: httpx.AsyncClient, engine: Any, p
 async def test_a_format_is_that_of_the_answer_behind_the_thoughts(
     client: httpx.AsyncClient, engine: Any, prompt_end: str, options: dict[str, Any], trigger: str, thoughts: bool
 ) -> None:
-    engine.chat_template, engine.prompt_end = QWEN3, prompt_end
+    engine.chat_template, engine.opened = QWEN3, prompt_end
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": CITY, "strict": True}}
     body = {"model": "org/tiny", "messages": [USER], "response_format": wanted, "chat_template_kwargs": options}
     assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
@@ -263,6 +263,30 @@ async def test_a_format_is_that_of_the_answer_behind_the_thoughts(
     assert asked.grammar.trigger == trigger
     assert ("<think>" in asked.grammar.text) == thoughts
     assert asked.prompt.template_options == options
+
+
+@pytest.mark.parametrize(("said", "thoughts"), [("hi", "Hm."), ("hi /no_think", None)])
+async def test_whether_thoughts_are_open_is_read_off_the_request_s_own_prompt(
+    client: httpx.AsyncClient, engine: Any, said: str, thoughts: str | None
+) -> None:
+    engine.chat_template, engine.opened = QWEN3, "<think>\n"
+    says(engine, "Hm.</think>Yes" if thoughts else "Yes")
+    messages = [{"role": "system", "content": said}, USER]
+    answer = await client.post("/v1/chat/completions", json={"model": "org/tiny", "messages": messages})
+    message = answer.json()["choices"][0]["message"]
+    assert (message.get("reasoning_content"), message["content"]) == (thoughts, "Yes")
+
+
+async def test_a_template_of_its_own_for_tools_says_how_calls_are_written(
+    client: httpx.AsyncClient, engine: Any
+) -> None:
+    engine.chat_template, engine.tool_template = "{{ messages }}", HERMES
+    says(engine, CALL)
+    answer = (await client.post("/v1/chat/completions", json=CHAT)).json()
+    assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+    says(engine, CALL)
+    answer = (await client.post("/v1/chat/completions", json={**CHAT, "tools": []})).json()
+    assert answer["choices"][0]["message"]["content"] == CALL
 
 
 @pytest.mark.parametrize(

@@ -95,11 +95,11 @@ async def test_of_a_prompt_that_is_tokenized(
 async def test_of_an_option_of_a_template_that_thinks(
     client: httpx.AsyncClient, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refuse(prompt: str | Conversation) -> tuple[int, ...]:
+    async def refuse(conversation: Conversation) -> str:
         raise RequestError("there is no option 'colour'", param="template_options")
 
     engine.chat_template = "<think>"
-    monkeypatch.setattr(engine, "tokenize", refuse)
+    monkeypatch.setattr(engine, "prompt_end", refuse)
     response = await client.post(CHATS, json={**CHAT, "chat_template_kwargs": {"colour": "red"}})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template_kwargs")
 

@@ -24,6 +24,7 @@ from core.gateway.schemas.messages import (
     conversation,
 )
 from core.interfaces.engine import Conversation, GenerationRequest
+from core.runtime.prompt_template import PromptTemplate
 
 TEMPLATES = {
     HERMES: """
@@ -111,7 +112,7 @@ def render(template: str, conversation: Conversation) -> str:
 
 @pytest.mark.parametrize("form", TEMPLATES)
 def test_a_rendered_call_reads_back_as_the_call(form: Form) -> None:
-    template = Template(TEMPLATES[form])
+    template = Template(PromptTemplate(TEMPLATES[form]).facts())
     assert template.form == form
     assert template.knows("tools")
     made = ToolCall(form.new_id(), CalledFunction("get_weather", '{"city": "Zürich", "days": [1, {"a": "}"}]}'))

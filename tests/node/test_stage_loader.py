@@ -212,6 +212,7 @@ def test_room_for_caches_is_what_held_layers_leave(model: Path, monkeypatch: pyt
     load(shard(model), held)
     assert held.kv_room(cached=10) == 10**7 - held.nbytes
     assert unbounded.kv_room(cached=10**9) == int(2 * 10**9 * KV_SHARE)
+    assert keeper(max_memory=10**9).kv_room(cached=0) == int(10**9 * KV_SHARE)
 
 
 def test_layers_that_are_let_go_of_are_gone_at_once(model: Path) -> None:

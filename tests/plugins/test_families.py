@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from core_plugin_qwen2.qwen2 import Qwen2
 from core_plugin_qwen3.qwen3 import Qwen3
 from transformers import AutoConfig
 
-from core import ConfigError
-from core.blocks import DecoderArchitecture
+from core import ConfigError, TensorInfo
+from core.blocks import DecoderArchitecture, DecoderShape
 
 FAMILIES: dict[str, DecoderArchitecture] = {
     "llama": Llama(),
@@ -47,6 +48,11 @@ def config(model_type: str, **more: Any) -> dict[str, Any]:
     return {key: value for key, value in said.items() if value is not None}
 
 
+def shape_of(model_type: str, said: dict[str, Any]) -> DecoderShape:
+    family = FAMILIES[model_type]
+    return family.shape(family.read_config(said).config)
+
+
 @pytest.mark.parametrize(
     ("model_type", "more"),
     [
@@ -64,7 +70,7 @@ def config(model_type: str, **more: Any) -> dict[str, Any]:
 def test_windows_are_where_transformers_has_them(model_type: str, more: dict[str, Any]) -> None:
     said = config(model_type, **more)
     meant = AutoConfig.for_model(**said)
-    shape = FAMILIES[model_type].shape(said)
+    shape = shape_of(model_type, said)
     expected = [meant.sliding_window if kind == SLIDING else None for kind in meant.layer_types]
     assert [shape.window(layer) for layer in range(8)] == expected
 
@@ -72,21 +78,45 @@ def test_windows_are_where_transformers_has_them(model_type: str, more: dict[str
 @pytest.mark.parametrize(("model_type", "without"), [("mistral", 4096), ("phi3", None)])
 @pytest.mark.parametrize("window", [None, 100])
 def test_one_window_for_all_layers(model_type: str, without: int | None, window: int | None) -> None:
-    shape = FAMILIES[model_type].shape({**config(model_type), "sliding_window": window})
+    shape = shape_of(model_type, {**config(model_type), "sliding_window": window, "layer_types": [FULL] * 8})
     assert {shape.window(layer) for layer in range(8)} == {window}
-    assert FAMILIES[model_type].shape(config(model_type)).window(7) == without
+    assert shape_of(model_type, config(model_type)).window(7) == without
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_what_a_config_leaves_out_is_what_transformers_says(model_type: str) -> None:
     said = config(model_type)
     meant = AutoConfig.for_model(**said)
-    spec, shape = FAMILIES[model_type].read_config(said), FAMILIES[model_type].shape(said)
+    spec, shape = FAMILIES[model_type].read_config(said), shape_of(model_type, said)
     assert spec.tied_head == meant.tie_word_embeddings
     assert shape.head_dim == (getattr(meant, "head_dim", None) or 64)
     assert shape.norm_eps == meant.rms_norm_eps
     assert shape.logit_softcap == getattr(meant, "final_logit_softcapping", None)
     assert spec.kv_width == 2 * 2 * shape.head_dim
+
+
+LEFT_OUT = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "max_position_embeddings rms_norm_eps sliding_window max_window_layers query_pre_attn_scalar"
+)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("key", LEFT_OUT.split())
+def test_each_field_that_is_left_out_is_what_transformers_has(model_type: str, key: str) -> None:
+    said = config(model_type, **({**WINDOWED} if model_type.startswith("qwen") else {}))
+    said.pop(key, None)
+    meant = {**AutoConfig.for_model(**said).to_dict(), "use_sliding_window": said.get("use_sliding_window", False)}
+    spec, expected = FAMILIES[model_type].read_config(said), FAMILIES[model_type].read_config(meant)
+    assert replace(spec, config={}) == replace(expected, config={})
+    assert shape_of(model_type, said) == shape_of(model_type, meant)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_head_of_its_own_is_the_head_also_if_the_config_ties_it(model_type: str) -> None:
+    said, head = config(model_type, tie_word_embeddings=True), TensorInfo((1000, 256), "F32", 1024000, "x", 0)
+    assert FAMILIES[model_type].read_model(said, {}).tied_head
+    assert not FAMILIES[model_type].read_model(said, {"lm_head.weight": head}).tied_head
 
 
 def test_gemma3_in_the_old_words() -> None:
@@ -115,17 +145,28 @@ def test_gemma3_without_bases() -> None:
         ("gemma2", {"hidden_activation": "silu"}, "hidden_activation = 'silu'"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping = 50\.0"),
-        ("gemma2", {"sliding_window": None}, "no 'sliding_window'"),
         ("gemma2", {"layer_types": [FULL, "chunked_attention"] * 4}, "layer_types is not 8 times .*chunked_attention"),
         ("gemma2", {"layer_types": [FULL]}, "layer_types is not 8 times"),
-        ("qwen2", {**WINDOWED, "max_window_layers": None}, "no 'max_window_layers'"),
-        ("phi3", {"rope_scaling": {"type": "yarn"}}, "no 'factor'"),
-        ("mistral", {"vocab_size": None}, "no 'vocab_size'"),
+        ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope scaling 'yarn' is not supported"),
+        ("llama", {"rope_scaling": {"type": "linear"}}, "no 'factor'"),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": "8.0"}}, "factor': '8.0'} make no model"),
         ("mistral", {"num_hidden_layers": 2**70}, "num_hidden_layers = 1180591620717411303424 makes no model"),
         ("llama", {"head_dim": 2**33}, "head_dim = 8589934592 makes no model"),
         ("llama", {"num_attention_heads": 0}, "num_attention_heads|heads = 0 makes no model"),
         ("llama", {"hidden_size": "64"}, "hidden_size = '64' makes no model"),
         ("phi3", {"partial_rotary_factor": 1e7}, "partial_rotary_factor rotates"),
+        *((each, {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5") for each in FAMILIES if each != "phi3"),
+        ("qwen3", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
+        ("gemma3_text", {"rope_parameters": {FULL: {"partial_rotary_factor": 0.5}}}, "partial_rotary_factor = 0.5"),
+        ("llama", {"rms_norm_eps": "1e-5"}, "rms_norm_eps = '1e-5' makes no model"),
+        ("llama", {"attention_bias": "false"}, "attention_bias = 'false'"),
+        ("llama", {"tie_word_embeddings": "false"}, "tie_word_embeddings = 'false'"),
+        ("llama", {"num_key_value_heads": "2"}, "num_key_value_heads = '2'"),
+        ("llama", {"rope_theta": "10000"}, "rope_theta = '10000'"),
+        ("qwen2", {**WINDOWED, "sliding_window": "12"}, "sliding_window = '12'"),
+        ("qwen2", {"use_sliding_window": "true"}, "use_sliding_window = 'true'"),
+        ("gemma2", {"final_logit_softcapping": "30"}, "final_logit_softcapping = '30'"),
+        ("gemma2", {"query_pre_attn_scalar": "256"}, "query_pre_attn_scalar = '256'"),
     ],
 )
 def test_what_a_family_does_not_compute_is_refused(model_type: str, more: dict[str, Any], message: str) -> None:

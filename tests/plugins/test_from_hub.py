@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -156,13 +157,13 @@ def test_a_node_hashes_what_it_downloaded_against_what_the_hub_says(
     assert not list((tmp_path / "coordinator's").rglob("*.safetensors")), "the coordinator needs no weights for it"
     with Model.open(Source(model, cache_dir=tmp_path / "node's"), plugins) as opened:
         opened.fetch_stage(layers)
-        assert other_file(opened, layers, proof) == ""
+        assert other_file(opened, layers, proof) is None
         file = opened.checkpoint.tensors["model.layers.5.mlp.up_proj.weight"].file
         path = opened.checkpoint.path(file)
         assert path is not None
         content = path.read_bytes()
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        assert other_file(opened, layers, proof) == f"{file} has other bytes"
+        assert other_file(opened, layers, proof) == (f"{file} has other bytes", (file,))
 
 
 def test_what_is_cached_is_not_downloaded_again(hub: LoopbackHub, tmp_path: Path) -> None:
@@ -210,7 +211,7 @@ def test_without_a_hub_a_part_of_the_files_is_enough_for_its_layers(
     online.fetch(layer(5, online))
     point_at("http://127.0.0.1:9", monkeypatch)
     offline = opened("org/sharded", tmp_path)
-    assert {info.file for info in offline.tensors.values()} == {Path(SHARDS[2]).name}
+    assert offline.tensors == online.tensors
     for name in layer(5, online):
         assert torch.equal(offline.read(name), online.read(name))
     with pytest.raises(CheckpointError, match=r"model-00001-of-00003\.safetensors of org/sharded is not in the cache"):
@@ -232,11 +233,70 @@ def test_offline_by_choice(hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest
     assert not hub.served
 
 
-def test_a_cached_copy_without_weights(hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened("org/single", tmp_path)
+@pytest.mark.parametrize("by_choice", [True, False])
+@pytest.mark.parametrize("model", ["org/single", "org/sharded", FILE, PARTS[0]])
+def test_headers_are_kept_so_that_a_part_of_the_files_is_enough_without_a_hub(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, by_choice: bool
+) -> None:
+    online = opened(model, tmp_path)
+    files = online.files()
+    if by_choice:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     point_at("http://127.0.0.1:9", monkeypatch)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors of org/single is not in the cache"):
-        opened("org/single", tmp_path)
+    offline = opened(model, tmp_path)
+    assert (offline.tensors, offline.config, offline.files()) == (online.tensors, online.config, files)
+    with pytest.raises(CheckpointError, match=r"(model|tiny).* of org/.* is not in the cache"):
+        offline.fetch(offline.tensors)
+
+
+@pytest.mark.parametrize("missing", SHARDS)
+def test_a_cache_that_lacks_a_file_says_which(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """As another downloader leaves it, which keeps no headers."""
+    online = opened("org/sharded", tmp_path)
+    online.fetch(online.tensors)
+    path = online.path(Path(missing).name)
+    assert path is not None
+    path.unlink()
+    for kept in (tmp_path / "cache").rglob("core-headers"):
+        shutil.rmtree(kept)
+    point_at("http://127.0.0.1:9", monkeypatch)
+    with pytest.raises(CheckpointError, match=rf"{Path(missing).name} of org/sharded is not in the cache"):
+        opened("org/sharded", tmp_path)
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 40])
+def test_a_header_that_was_kept_and_rots_is_read_again(hub: LoopbackHub, tmp_path: Path, damage: bytes) -> None:
+    tensors = opened("org/sharded", tmp_path).tensors
+    for kept in (tmp_path / "cache").rglob("core-headers/*/*"):
+        kept.write_bytes(damage)
+    assert opened("org/sharded", tmp_path).tensors == tensors
+
+
+def rot(path: Path, at: int) -> None:
+    """One bit of it turns, and neither its size nor its times."""
+    before, content = path.stat(), bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.resolve().write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize(("model", "file"), [("org/single", "model.safetensors"), (FILE, "tiny.gguf")])
+def test_a_header_that_rots_in_the_cache_is_fetched_again(
+    hub: LoopbackHub, tmp_path: Path, model: str, file: str
+) -> None:
+    whole = opened(model, tmp_path)
+    whole.fetch(whole.tensors)
+    name = next(info.file for info in whole.tensors.values())
+    path = whole.path(name)
+    assert path is not None
+    rot(path, 0)
+    again = opened(model, tmp_path)
+    assert again.tensors == whole.tensors
+    again.fetch(again.tensors)
+    (aside,) = (tmp_path / "cache").rglob("*.damaged")
+    assert aside.stat().st_size == (tmp_path / "hub" / (model if model == FILE else f"{model}/{file}")).stat().st_size
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,16 @@ def test_config_and_tokenizer(tiny: Path) -> None:
     assert ids == transformers.AutoTokenizer.from_pretrained(tiny).encode("A token enters")
 
 
+def test_templates_beside_the_default_belong_to_it(tiny: Path) -> None:
+    (tiny / "additional_chat_templates").mkdir()
+    (tiny / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}", encoding="utf-8")
+    checkpoint = opened(tiny)
+    assert checkpoint.tokenizer().chat_template["tool_use"] == "{{ tools }}"
+    name = "additional_chat_templates/tool_use.jinja"
+    assert name in checkpoint.files()
+    assert checkpoint.path(name) == tiny / name
+
+
 def test_opening_reads_no_weights(tiny: Path) -> None:
     """A file whose weights are all holes opens as fast, and says the same, as the whole one."""
     before = opened(tiny).tensors
@@ -246,7 +256,9 @@ def test_a_file_that_shrinks_after_reading(tiny: Path) -> None:
     assert torch.equal(tensor, expected)
 
 
-@pytest.mark.parametrize("name", ["../config.json", "/etc/hostname", "notes.txt", ""])
+@pytest.mark.parametrize(
+    "name", ["additional_chat_templates/../x.jinja", "../config.json", "/etc/hostname", "notes.txt", ""]
+)
 def test_only_its_own_files_have_a_path(tiny: Path, name: str) -> None:
     (tiny / "notes.txt").write_text("mine")
     checkpoint = opened(tiny)

@@ -150,11 +150,11 @@ def test_a_layer_range_proves_its_own_layers(model: Model) -> None:
 def test_the_coordinators_own_copy_proves_itself(model: Model) -> None:
     layers = range(1, 3)
     proof = Manifest.of(model).proof(layers)
-    assert other_file(model, layers, proof) == ""
+    assert other_file(model, layers, proof) is None
     with Prover(model, layers, proof) as prover:
         for name in model.layer_tensor_names(range(1, 2)):
             prover.seen(name)
-        assert prover.other_layer() == "", "also of tensors that nobody has read"
+        assert prover.difference() is None, "also of tensors that nobody has read"
 
 
 def test_another_tokenizer_in_a_gguf_is_found(gguf: Path, tmp_path: Path) -> None:
@@ -163,4 +163,5 @@ def test_another_tokenizer_in_a_gguf_is_found(gguf: Path, tmp_path: Path) -> Non
     with Model.open(Source(str(gguf)), PLUGINS) as model:
         proof = Manifest.of(model).proof(range(2))
     with Model.open(Source(str(copy)), PLUGINS) as model:
-        assert other_file(model, range(2), proof) == "tiny.gguf says other things of its tensors, or beside them"
+        difference = other_file(model, range(2), proof)
+        assert difference == ("tiny.gguf says other things of its tensors, or beside them", ("tiny.gguf",))

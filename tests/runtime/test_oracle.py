@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -197,6 +198,17 @@ def test_every_split_has_the_oracles_logits(checkpoint: Path, dtype: DType) -> N
             again = run(tokens[20:30], 20)
             assert error(again, expected[20:30], model, dtype) < bound, f"{ranges} after a rollback"
             assert all(stage.caches.tokens == 30 for stage in run.stages)
+
+
+def test_a_head_of_its_own_beside_a_config_that_ties_it_is_the_oracles_head(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, tied=False, layers=2)
+    said = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**said, "tie_word_embeddings": True}))
+    tokens = list(range(20, 40))
+    expected = oracle_logits(path, torch.float32, tokens)
+    with opened(path, DType.FP32, DType.FP32) as (model, precision):
+        logits = pipeline(model, precision, [range(0, 2)])(tokens, 0)
+    assert (logits - expected).abs().max() < 1e-3
 
 
 def test_chunked_prefill_and_interleaved_sessions_change_nothing(checkpoint: Path) -> None:

@@ -17,10 +17,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from core.errors import StageError
+from core.errors import ConfigError, StageError
 from core.runtime import sample_cpu, sample_cuda, sampling
 from core.runtime.sampling import Sampler, choose, finite_rows, require_finite, uniform
-from core.runtime.sampling_params import SamplingParams
+from core.runtime.sampling_params import SamplingParams, advised
 
 VOCAB = 4000
 GREEDY = SamplingParams(temperature=0)
@@ -290,3 +290,22 @@ def test_logits_that_are_not_finite_are_told_row_by_row(broken: float) -> None:
 
 def test_finite_logits_whose_sum_overflows_are_finite() -> None:
     assert finite_rows(torch.full((1, 4), 3e38)) == [True]
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ({"temperature": 0.6, "top_k": 20, "top_p": None, "pad_token_id": 3}, {"temperature": 0.6, "top_k": 20}),
+        ({"do_sample": True, "temperature": 0.6}, {"temperature": 0.6}),
+        ({"do_sample": False, "temperature": 0.6, "top_p": 0.9}, {"temperature": 0.0, "top_p": 0.9}),
+        ({"do_sample": False}, {"temperature": 0.0}),
+    ],
+)
+def test_what_the_makers_advise(said: dict[str, object], meant: dict[str, float]) -> None:
+    assert advised(said) == meant
+
+
+@pytest.mark.parametrize("value", ["0.6", True, [1]])
+def test_advice_that_is_no_number_is_refused(value: object) -> None:
+    with pytest.raises(ConfigError, match="temperature"):
+        advised({"temperature": value})

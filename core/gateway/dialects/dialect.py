@@ -63,9 +63,14 @@ def template_options(template: Template, wishes: Wishes) -> dict[str, Any]:
 
 
 class Dialect:
-    """Raises RequestError for wishes that this model can't honour."""
+    """Raises RequestError for wishes that this model can't honour.
 
-    def __init__(self, template: Template, wishes: Wishes, options: Mapping[str, Any], thinking: Thinking) -> None:
+    `thinking` is read off the end of the prompt, which `ask` has the words of.
+    """
+
+    def __init__(
+        self, template: Template, wishes: Wishes, options: Mapping[str, Any], thinking: Thinking = Thinking.NONE
+    ) -> None:
         if wishes.functions and not template.takes_tools:
             raise RequestError(
                 "this model can't be given functions to call",
@@ -80,9 +85,7 @@ class Dialect:
         self._one = wishes.one or (self._form is not None and self._form.single)
         self._wishes = wishes
         self._options = options
-        self._thinking = thinking
-        with naming_fields(self.names):
-            self._grammar = self._held_to()
+        self.thinking = thinking
 
     @property
     def names(self) -> dict[str, str]:
@@ -95,8 +98,10 @@ class Dialect:
         """The request of a conversation, with the functions on offer and the grammar that the wishes need."""
         if not isinstance(request.prompt, Conversation):
             return request
-        marked = self._form is not None or self._thinking is not Thinking.NONE
-        return replace(request, prompt=self.told(request.prompt), grammar=self._grammar, special_tokens=marked)
+        marked = self._form is not None or self.thinking is not Thinking.NONE
+        with naming_fields(self.names):
+            grammar = self._held_to()
+        return replace(request, prompt=self.told(request.prompt), grammar=grammar, special_tokens=marked)
 
     def told(self, conversation: Conversation) -> Conversation:
         """The conversation with the functions on offer, and what else the template is told."""
@@ -107,15 +112,15 @@ class Dialect:
     def reader(self) -> Reader:
         """A fresh one, for one generation's text."""
         thoughts = calls = None
-        if self._thinking is not Thinking.NONE:
-            thoughts = ThoughtReader(opened=self._thinking is Thinking.OPENED)
+        if self.thinking is not Thinking.NONE:
+            thoughts = ThoughtReader(opened=self.thinking is Thinking.OPENED)
         if self._form is not None:
             names = [function.name for function in self._wishes.functions]
             calls = CallReader(self._form, names, one=self._one, forced=self._wishes.required)
         return Reader(thoughts, calls)
 
     def _held_to(self) -> Grammar | None:
-        wishes, form, thinking = self._wishes, self._form, self._thinking
+        wishes, form, thinking = self._wishes, self._form, self.thinking
         if form is not None and wishes.required:
             return calls_only(form, wishes.functions, thinking, one=self._one)
         if form is not None and wishes.schema is not None:
