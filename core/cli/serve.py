@@ -47,6 +47,7 @@ from core.errors import ConfigError
 from core.gateway.settings import ApiSettings
 from core.interfaces.checkpoint import Source
 from core.interfaces.engine import ClusterStatus
+from core.interfaces.transport import DEFAULT_TRANSPORT
 
 _REFRESH_SECONDS = 0.2
 """Between two looks at how far a load is."""
@@ -119,7 +120,7 @@ def serve(
     ] = False,
     trust_remote_code: Annotated[bool, typer.Option(help="Run tokenizer code that the model's repo carries.")] = False,
     hf_cache_dir: CacheDir = None,
-    transport: TransportName = "trio-websocket",
+    transport: TransportName = DEFAULT_TRANSPORT,
     planner: PlannerName = "balanced",
     advertise: Annotated[
         list[str] | None,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
+from core.interfaces.transport import DEFAULT_TRANSPORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class CoordinatorSettings:
     max_context: int | None = None
     prefix_cache: bool = True
     speculation: bool = True
-    transport: str = "trio-websocket"
+    transport: str = DEFAULT_TRANSPORT
     planner: str = "balanced"
     state_dir: Path | None = None
     advertise: tuple[str, ...] = ()
