@@ -27,6 +27,7 @@ from core.cli.options import (
 )
 from core.errors import ChannelClosed
 from core.interfaces.checkpoint import Source
+from core.interfaces.transport import DEFAULT_TRANSPORT
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -54,7 +55,7 @@ def bench(
     tokens: Annotated[int, typer.Option(help="Tokens to decode in each round.", min=1)] = 64,
     rounds: Annotated[int, typer.Option(help="How often to measure, after one round to warm up.", min=1)] = 5,
     profile: Annotated[bool, typer.Option("--profile", help="Show where a decoded token's time goes.")] = False,
-    transport: TransportName = "trio-websocket",
+    transport: TransportName = DEFAULT_TRANSPORT,
     hf_cache_dir: CacheDir = None,
 ) -> None:
     """Time a whole model on this machine alone. Prefill and decode, in this process, without any network."""

@@ -16,7 +16,7 @@ import typer
 
 from core.cli.console import Bars, gigabytes, run, set_up_logging
 from core.cli.joining import find_membership
-from core.cli.options import CacheDir, Compile, Device, LogLevel, StateDirectory, Threads, TransportName
+from core.cli.options import CacheDir, Compile, Device, LogLevel, StateDirectory, Threads
 from core.coordinator.local_nodes import LOCAL_TOKEN
 from core.errors import ConfigError
 
@@ -67,7 +67,9 @@ def node(
         list[str] | None,
         typer.Option(metavar="WORD", help="A word for this machine that planners may heed; once per word."),
     ] = None,
-    transport: TransportName = "trio-websocket",
+    transport: Annotated[
+        str | None, typer.Option(help="How machines reach each other. Default: as the invite says, or trio-websocket.")
+    ] = None,
     log_level: LogLevel = "info",
     peer_host: Annotated[str | None, typer.Option(hidden=True)] = None,
     end_with_stdin: Annotated[bool, typer.Option(hidden=True)] = False,

@@ -67,6 +67,7 @@ from core.gateway.settings import ApiSettings
 from core.interfaces.checkpoint import Source
 from core.interfaces.engine import ClusterStatus
 from core.interfaces.planner import PlanFor
+from core.interfaces.transport import DEFAULT_TRANSPORT
 
 _REFRESH_SECONDS = 0.2
 """Between two looks at how far a load is."""
@@ -149,7 +150,7 @@ def serve(
     tools_as_text: ToolsAsText = False,
     trust_remote_code: Annotated[bool, typer.Option(help="Run tokenizer code that the model's repo carries.")] = False,
     hf_cache_dir: CacheDir = None,
-    transport: TransportName = "trio-websocket",
+    transport: TransportName = DEFAULT_TRANSPORT,
     planner: PlannerName = DEFAULT_PLANNER,
     plan_for: PlanForName = PlanFor.LATENCY,
     pin: Pins = None,

@@ -59,7 +59,7 @@ class NodePort:
                 server = NodeServer(self.members, self.routes, enrolment, local_token, settings.local_nodes)
                 listen = partial(self.transport.listen, settings.node_host, settings.node_port, server.serve)
                 port: int = await nursery.start(partial(listen, credentials=enrolment.credentials))
-                place = Serving(port, settings.advertise or _advertised(settings.node_host))
+                place = Serving(port, settings.advertise or _advertised(settings.node_host), settings.transport)
                 await enrolment.announce(place)
                 if settings.announce and enrolment.identity is not None:
                     nursery.start_soon(self._be_found, place, enrolment.identity)
@@ -78,7 +78,8 @@ class NodePort:
             _log.warning("this cluster can't be found on the local network: %s", error)
             return
         name = self.settings.served_model_name
-        await keep_announcing(Advert(name, hosts, place.port, identity.fingerprint, PROTOCOL_VERSION))
+        own = (identity.fingerprint, PROTOCOL_VERSION, place.transport)
+        await keep_announcing(Advert(name, hosts, place.port, *own))
 
 
 def _local_command(settings: CoordinatorSettings, port: int) -> tuple[list[str], list[str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
 from core.interfaces.planner import PlanFor
+from core.interfaces.transport import DEFAULT_TRANSPORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class CoordinatorSettings:
     prefix_cache: bool = True
     share_prefixes: bool = False
     speculation: bool = True
-    transport: str = "trio-websocket"
+    transport: str = DEFAULT_TRANSPORT
     planner: str = "measured"
     plan_for: PlanFor = PlanFor.LATENCY
     planned_context: int | None = None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 
+from core.interfaces.transport import DEFAULT_TRANSPORT
 from core.trust.addresses import is_loopback
 from core.trust.cluster import Cluster
 from core.trust.identity import short_id
@@ -15,6 +16,7 @@ MAX_HOSTS = 4
 _VALUE_BYTES = 200
 """RFC 6763, 6.1: key and value have 255 bytes together."""
 _LONGEST_NAME = 60
+_TRANSPORT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\.?")
 
 
@@ -22,7 +24,8 @@ _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\.?")
 class Advert:
     """A cluster that can be asked to join: the model's `name`, and where its coordinator is.
 
-    `fingerprint` is the SHA-256 of the certificate that it claims to have, `protocol` the version that it speaks.
+    `fingerprint` is the SHA-256 of the certificate that it claims to have, `protocol` the version that it speaks,
+    `transport` the name of what it is reached by.
     """
 
     name: str
@@ -30,6 +33,7 @@ class Advert:
     port: int
     fingerprint: bytes
     protocol: int
+    transport: str = DEFAULT_TRANSPORT
 
     @property
     def key(self) -> str:
@@ -38,7 +42,7 @@ class Advert:
 
     def cluster(self) -> Cluster:
         """For Membership.ask."""
-        return Cluster(self.hosts, self.port, self.fingerprint)
+        return Cluster(self.hosts, self.port, self.fingerprint, transport=self.transport)
 
     def properties(self) -> dict[str, str]:
         """The TXT record (RFC 6763, section 6)."""
@@ -47,6 +51,7 @@ class Advert:
             "hosts": _as_many_as_fit(self.hosts),
             "fingerprint": self.fingerprint.hex(),
             "protocol": str(self.protocol),
+            "transport": self.transport,
         }
 
     @classmethod
@@ -56,13 +61,15 @@ class Advert:
             name, hosts, fingerprint, protocol = (
                 _text(properties[key]) for key in (b"name", b"hosts", b"fingerprint", b"protocol")
             )
+            transport = _text(properties.get(b"transport", DEFAULT_TRANSPORT.encode()))
         except (KeyError, ValueError):
             return None
         found = tuple(host for host in hosts.split(",")[:MAX_HOSTS] if _leads_elsewhere(host))
         numbers = re.fullmatch(r"[0-9a-f]{64}", fingerprint) and re.fullmatch(r"[0-9]{1,6}", protocol)
+        numbers = numbers and _TRANSPORT.fullmatch(transport)
         if not found or not numbers or port is None or not 0 < port < 65_536:
             return None
-        return cls(_plain(name), found, port, bytes.fromhex(fingerprint), int(protocol))
+        return cls(_plain(name), found, port, bytes.fromhex(fingerprint), int(protocol), transport)
 
 
 def _text(value: bytes | None) -> str:

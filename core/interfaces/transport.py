@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
 
+DEFAULT_TRANSPORT = "trio-websocket"
+"""What machines reach each other by if nobody says otherwise, and what an invite that names none stands for."""
 MIN_MESSAGE_BYTES = 512 * 1024
 """Bytes that every transport moves in one message: core sends none that is larger."""
 

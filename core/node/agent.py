@@ -52,7 +52,7 @@ async def run_node(settings: NodeSettings, plugins: PluginHost, activity: Activi
             "ask its host for the link that `core invite` prints, and give it to --join",
         )
     device = pick(settings.device)
-    transport = plugins.transports.get(settings.transport)
+    transport = plugins.transports.get(settings.reached_by)
     async with open_compute_thread("load") as loads, open_compute_thread("stage") as compute:
         await compute.run(set_up_torch, settings.threads)
         node = Node(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.interfaces.transport import DEFAULT_TRANSPORT
 from core.trust.cluster import Membership
 
 
@@ -16,6 +17,7 @@ class NodeSettings:
     `peer_host`: where the neighbour's link is awaited; None is the address at which the coordinator is reached.
     `labels` are its owner's words for it, which planners may heed.
     `local_token` is what a coordinator gave it that started it as a process of its own machine.
+    `transport` None: that of the membership.
     `membership` None: the coordinator is on this machine, at `cluster_host` and `cluster_port`, and asks for nothing.
     """
 
@@ -32,4 +34,11 @@ class NodeSettings:
     peer_host: str | None = None
     local_token: bytes | None = None
     labels: tuple[str, ...] = ()
-    transport: str = "trio-websocket"
+    transport: str | None = None
+
+    @property
+    def reached_by(self) -> str:
+        """The name of the transport: what was said, or what the coordinator is known to be reached by."""
+        if self.transport is not None:
+            return self.transport
+        return self.membership.cluster.transport if self.membership else DEFAULT_TRANSPORT

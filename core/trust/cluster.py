@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from core.errors import ConfigError
+from core.interfaces.transport import DEFAULT_TRANSPORT
 from core.trust.identity import Identity
 from core.trust.link import InviteLink
 from core.trust.state_dir import StateDir
@@ -14,7 +15,7 @@ _JOINING = "joining.json"
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """Where a coordinator is, each host to be tried in turn, and the SHA-256 of its certificate.
+    """Where a coordinator is, each host to be tried in turn by `transport`, and the SHA-256 of its certificate.
 
     `secret` is that of an invite which was not used yet; None for a member. `asks`: the host is to be asked.
     """
@@ -24,6 +25,7 @@ class Cluster(msgspec.Struct, frozen=True):
     fingerprint: bytes
     secret: bytes | None = None
     asks: bool = False
+    transport: str = DEFAULT_TRANSPORT
 
     def __repr__(self) -> str:
         return f"Cluster(hosts={self.hosts}, port={self.port})"
@@ -44,7 +46,7 @@ class Membership:
         Raises ConfigError for a damaged link, and for a state directory that can't be used.
         """
         invite = InviteLink.parse(link)
-        cluster = Cluster(invite.hosts, invite.port, invite.fingerprint, invite.secret)
+        cluster = Cluster(invite.hosts, invite.port, invite.fingerprint, invite.secret, transport=invite.transport)
         state.write(_JOINING, msgspec.json.encode(cluster))
         return cls(state, cluster)
 

@@ -17,4 +17,5 @@ def new_invite(state: StateDir, seconds: int, name: str = "") -> tuple[Invite, I
     serving = last_serving(state) or Serving()
     hosts = serving.reachable_hosts()
     invite, secret = Register(state).invite(seconds, name)
-    return invite, InviteLink(hosts, serving.port, Identity.open(state).fingerprint, secret, invite.expires)
+    fingerprint = Identity.open(state).fingerprint
+    return invite, InviteLink(hosts, serving.port, fingerprint, secret, invite.expires, serving.transport)

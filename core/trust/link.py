@@ -11,33 +11,43 @@ from hashlib import sha256
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from core.errors import ConfigError
+from core.interfaces.transport import DEFAULT_TRANSPORT
 
 PREFIX = "core://join/"
 SECRET_BYTES = 16
 MAX_HOSTS = 8
-_VERSION = 1
+_VERSION, _WITH_TRANSPORT = 1, 2
+"""The second is for a transport that isn't the default, whose name follows the hosts."""
 _HEAD = struct.Struct("!B32s16sIHB")
 """Version, fingerprint, secret, expiry (seconds since 1970), port, number of hosts."""
 _IPV4, _IPV6 = 0, 255
 """In front of a host; any other number is the length of a name."""
 _CHECK_BYTES = 4
 _NAME = re.compile(rb"[A-Za-z0-9_.-]+")
+_LONGEST_TRANSPORT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class InviteLink:
-    """`fingerprint` is the SHA-256 of the coordinator's certificate, `expires` is in seconds since 1970."""
+    """`fingerprint` is the SHA-256 of the coordinator's certificate, `expires` is in seconds since 1970.
+
+    `transport` is the name of what the coordinator is reached by.
+    """
 
     hosts: tuple[str, ...]
     port: int
     fingerprint: bytes
     secret: bytes
     expires: int
+    transport: str = DEFAULT_TRANSPORT
 
     def __str__(self) -> str:
         """`core://join/` and base64 (RFC 4648, section 5): 96 characters with one IPv4 address."""
-        head = _HEAD.pack(_VERSION, self.fingerprint, self.secret, self.expires, self.port, len(self.hosts))
-        body = head + b"".join(map(_packed_host, self.hosts))
+        version, end = _VERSION, b""
+        if self.transport != DEFAULT_TRANSPORT:
+            version, end = _WITH_TRANSPORT, _packed_transport(self.transport)
+        head = _HEAD.pack(version, self.fingerprint, self.secret, self.expires, self.port, len(self.hosts))
+        body = head + b"".join(map(_packed_host, self.hosts)) + end
         return PREFIX + base64.urlsafe_b64encode(body + _check(body)).decode().rstrip("=")
 
     def __repr__(self) -> str:
@@ -56,9 +66,13 @@ class InviteLink:
             if check != _check(body):
                 raise ValueError("its check sum is wrong")
             version, fingerprint, secret, expires, port, count = _HEAD.unpack_from(body)
-            if version != _VERSION:
+            if version not in (_VERSION, _WITH_TRANSPORT):
                 raise ConfigError("this invite is of another version", f"version {version}", "update core")
-            return cls(_unpacked_hosts(body[_HEAD.size :], count), port, fingerprint, secret, expires)
+            hosts, rest = _unpacked_hosts(body[_HEAD.size :], count)
+            transport = _unpacked_transport(rest) if version == _WITH_TRANSPORT else DEFAULT_TRANSPORT
+            if version == _VERSION and rest:
+                raise ValueError("there is more than its hosts")
+            return cls(hosts, port, fingerprint, secret, expires, transport)
         except (ValueError, IndexError, struct.error, binascii.Error):
             raise ConfigError(
                 "the invite is damaged", "it is not whole", "copy the whole link, without spaces"
@@ -93,7 +107,22 @@ def _packed_name(host: str) -> bytes:
     return bytes([len(name)]) + name
 
 
-def _unpacked_hosts(data: bytes, count: int) -> tuple[str, ...]:
+def _packed_transport(name: str) -> bytes:
+    """Raises ConfigError for a name that an invite can't carry."""
+    packed = name.encode()
+    if len(packed) > _LONGEST_TRANSPORT or not _NAME.fullmatch(packed):
+        raise ConfigError(f"no invite can name the transport {name!r}", "", "serve with another --transport")
+    return packed
+
+
+def _unpacked_transport(data: bytes) -> str:
+    if len(data) > _LONGEST_TRANSPORT or not _NAME.fullmatch(data):
+        raise ValueError("it names no transport")
+    return data.decode("ascii")
+
+
+def _unpacked_hosts(data: bytes, count: int) -> tuple[tuple[str, ...], bytes]:
+    """The hosts, and what follows them."""
     hosts = []
     for _ in range(count):
         kind, data = data[0], data[1:]
@@ -107,6 +136,6 @@ def _unpacked_hosts(data: bytes, count: int) -> tuple[str, ...]:
             hosts.append(str(IPv6Address(packed)))
         else:
             hosts.append(packed.decode("ascii"))
-    if data or not hosts:
-        raise ValueError("there is more or less than its hosts")
-    return tuple(hosts)
+    if not hosts:
+        raise ValueError("it has no hosts")
+    return tuple(hosts), data

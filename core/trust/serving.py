@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import msgspec
 
 from core.errors import ConfigError
+from core.interfaces.transport import DEFAULT_TRANSPORT
 from core.trust.addresses import reachable
 from core.trust.state_dir import StateDir
 
@@ -23,6 +24,7 @@ class Serving(msgspec.Struct, frozen=True):
 
     port: int = DEFAULT_PORT
     hosts: tuple[str, ...] = ()
+    transport: str = DEFAULT_TRANSPORT
 
     def reachable_hosts(self) -> tuple[str, ...]:
         """What to write into an invite. Raises ConfigError where others can't reach this machine."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,11 @@ def record(advert: Advert = ADVERT, **changed: str | bytes | None) -> dict[bytes
 
 def test_what_is_announced_is_read() -> None:
     assert Advert.read(7001, record()) == ADVERT
+    over_tcp = replace(ADVERT, transport="tcp")
+    assert Advert.read(7001, record(over_tcp)) == over_tcp
+    assert over_tcp.cluster().transport == "tcp"
+    without = {key: value for key, value in record().items() if key != b"transport"}
+    assert Advert.read(7001, without) == ADVERT, "an older core announces none"
     assert Advert.read(7001, {**record(), b"later": b"unknown keys are none of ours"}) == ADVERT
 
 
@@ -44,6 +50,8 @@ JUNK: dict[str, dict[str, str | bytes | None]] = {
     "only nonsense": {"hosts": "a b,http://x/,-x,0.0.0.0,224.0.0.1,[::1]:3"},
     "a long value": {"hosts": ("192.168.1.5," * 40)},
     "no UTF-8": {"name": b"\xff\xfe"},
+    "a transport that is no name": {"transport": "two words"},
+    "no transport's name": {"transport": ""},
 }
 
 
@@ -58,7 +66,7 @@ def test_a_port_that_is_none(port: int | None) -> None:
 
 
 def test_a_missing_key_is_junk() -> None:
-    for key in record():
+    for key in record().keys() - {b"transport"}:
         assert Advert.read(7001, {other: value for other, value in record().items() if other != key}) is None
 
 

@@ -93,7 +93,8 @@ def through(machine: Machine) -> Callable[[], PluginHost]:
 
     def plugins() -> PluginHost:
         host = PluginHost.installed()
-        host.transports.add(NodeSettings("").transport, machine)
+        for name in (NodeSettings("").reached_by, machine.name):
+            host.transports.add(name, machine)
         return host
 
     return plugins

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 from base64 import b64encode
+from dataclasses import replace
 
 import pytest
 
 from core.errors import ConfigError, TrustError
+from core.node.settings import NodeSettings
 from core.trust import register as registers
 from core.trust.cluster import Membership
+from core.trust.invite import new_invite
 from core.trust.link import PREFIX, InviteLink
 from core.trust.register import Register
+from core.trust.serving import Serving, announce, last_serving
 from core.trust.state_dir import StateDir
 
 HOUR = 3600
@@ -47,6 +52,44 @@ def test_a_link_is_short_and_says_all() -> None:
     assert len(str(lone)) <= 100
 
 
+OLD = (
+    "core://join/AQABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4fAAECAwQFBgcICQoLDA0OD3c1lAAbWQMAwKgBMv8gAQ24AAAAAAAAAAAAAAAH"
+    "EGhvbWUuZXhhbXBsZS5vcmfTh-L-"
+)
+
+
+def test_a_link_names_its_transport_and_an_old_one_means_the_default() -> None:
+    assert str(LINK) == OLD
+    assert InviteLink.parse(OLD).transport == "trio-websocket"
+    named = replace(LINK, transport="tcp")
+    assert InviteLink.parse(str(named)) == named
+    with pytest.raises(ConfigError, match="no invite can name the transport 'two words'"):
+        str(replace(LINK, transport="two words"))
+
+
+@pytest.mark.parametrize("transport", ["trio-websocket", "tcp"])
+def test_who_joins_remembers_the_transport(state: StateDir, transport: str) -> None:
+    announce(Serving(7001, ("10.0.0.1",), transport), state)
+    _, link = new_invite(state, HOUR)
+    membership = Membership.join(str(link), state)
+    membership.at("10.0.0.2", None)
+    membership.welcomed()
+    remembered = Membership.remembered(state)
+    assert remembered is not None
+    assert NodeSettings("pc", membership=remembered).reached_by == transport
+    assert NodeSettings("pc", membership=remembered, transport="other").reached_by == "other"
+
+
+def test_what_was_written_before_transports_had_names_reads(state: StateDir) -> None:
+    old = {"hosts": ["10.0.0.1"], "port": 7001, "fingerprint": b64encode(bytes(32)).decode()}
+    state.write("cluster.json", json.dumps(old).encode())
+    state.write("serving.json", json.dumps({"hosts": ["10.0.0.1"], "port": 7001}).encode())
+    remembered, serving = Membership.remembered(state), last_serving(state)
+    assert remembered is not None
+    assert serving is not None
+    assert remembered.cluster.transport == serving.transport == "trio-websocket"
+
+
 def test_a_link_does_not_show_its_secret() -> None:
     assert "secret" not in repr(LINK)
 
@@ -57,8 +100,9 @@ def test_what_is_no_link_is_told_so(text: str) -> None:
         InviteLink.parse(text)
 
 
-def test_a_link_that_was_not_copied_whole_is_told_so() -> None:
-    text, rng = str(LINK), random.Random(1)
+@pytest.mark.parametrize("link", [LINK, replace(LINK, transport="tcp")], ids=["default", "tcp"])
+def test_a_link_that_was_not_copied_whole_is_told_so(link: InviteLink) -> None:
+    text, rng = str(link), random.Random(1)
     for end in range(len(PREFIX), len(text)):
         with pytest.raises(ConfigError, match="damaged"):
             InviteLink.parse(text[:end])
