@@ -159,7 +159,7 @@ class Matcher:
 
     def accept(self, token: int) -> None:
         """Raises StageError for a token that does not fit."""
-        if self._inner.is_stopped() or self._inner.consume_token(token):
+        if self._inner.consume_token(token):
             return
         if not self._allowed or not self._allowed[token // 8] >> token % 8 & 1:
             raise StageError("the text has left its grammar", _without_source(self._inner.get_error()))

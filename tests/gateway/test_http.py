@@ -25,11 +25,14 @@ def raw(fields: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/org/tiny", "/metrics", "/openapi.json"])
-async def test_head_is_get_without_the_body(client: httpx.AsyncClient, path: str) -> None:
+async def test_head_is_get_without_the_body(
+    client: httpx.AsyncClient, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
     got, head = await client.get(path), await client.head(path)
     assert (head.status_code, head.content) == (got.status_code, b"")
     assert head.headers["content-type"] == got.headers["content-type"]
     assert head.headers["content-length"] == got.headers["content-length"] == str(len(got.content))
+    assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
 
 
 async def test_head_of_a_stream_ends(client: httpx.AsyncClient) -> None:
