@@ -64,7 +64,8 @@ def test_several_streams_share_the_delays_of_the_wires(undisturbed: Report) -> N
 
 
 def test_a_description_brings_one_report_and_another_seed_another() -> None:
-    jittery = described(Load(streams=3, prompt=(5, 50), answer=(5, 50)), wires=Wire(delay_ms=10, jitter_ms=5))
+    load, events = Load(streams=4, prompt=(5, 50), answer=(20, 50)), (happens(0.5, Happening.DIES),)
+    jittery = described(load, events=events, wires=Wire(delay_ms=10, jitter_ms=5))
     first, again, other = (simulate(msgspec.structs.replace(jittery, seed=seed)) for seed in (1, 1, 2))
     assert first == again
     assert [stream.tokens for stream in first.streams] != [stream.tokens for stream in other.streams]
@@ -89,6 +90,14 @@ def test_answers_outlive_a_machine(undisturbed: Report, what: Happening, silent:
     load, unnoticed = 6, report.streams[0].longest_gap - report.outage_seconds / 2
     assert load < report.outage_seconds / 2 < load + 2
     assert (unnoticed > 2) == silent
+
+
+def test_a_machine_that_stands_in_has_the_layers_or_makes_room_for_them() -> None:
+    settings, events = {"min_nodes": 2, "standby": True}, (happens(20, Happening.DIES, 0),)
+    load = replace_load(ONE, answer=(600, 600))
+    both = [simulate(described(load, settings=settings, events=events, seed=seed)) for seed in range(3)]
+    assert [report.failed for report in both] == [[], [], []]
+    assert min(report.streams[0].longest_gap for report in both) < 3
 
 
 @pytest.mark.parametrize("what", [Happening.LEAVES, Happening.PAUSES])

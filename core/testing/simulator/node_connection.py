@@ -160,9 +160,12 @@ class NodeConnection:
             self._put.send_nowait(_Work(hop, packet, trio.current_time()))
 
     async def _be(self, hop: _Hop) -> None:
-        """The hop, from its load to its end."""
+        """The hop, from its load to its end. What stands in is none once it is loaded: its layers may make room."""
         with hop.scope:
             hop.is_ready = await self._load(hop)
+            if isinstance(hop.order, StandBy):
+                del self._hops[hop.order.hop]
+                return
             await hop.upstream.wait()
             assert hop.connect is not None
             await self._take_from_upstream(hop, hop.connect)
@@ -180,7 +183,7 @@ class NodeConnection:
                 await trio.sleep(min(left, PROGRESS_SECONDS))
             if fits:
                 node.held.update(hop.layers)
-        if isinstance(hop.order, StandBy):
+        if fits and isinstance(hop.order, StandBy):
             node.named.update(hop.layers)
         await self._tell()
         if not fits:
