@@ -18,6 +18,8 @@ CABLE_SECONDS, CABLE_SPEED = 0.0003, 125e6
 """A gigabit cable at home, one way."""
 WORTH = 0.05
 """What is told of connections has to be this part of a token's time."""
+MIN_SAVED = NANOSECONDS // 2000
+"""A cable has to save as much of a token's time to be told of."""
 WORTH_A_GIGABYTE = 0.01
 """And what one more gigabyte saves, this part."""
 MAX_TRIED = 4
@@ -123,7 +125,7 @@ class Explanation:
         cable = (CABLE_SECONDS + self.request.row_bytes / CABLE_SPEED) * NANOSECONDS
         back_and_forth = 2 if len(self.path) == 1 else 1
         saved = back_and_forth * (nanoseconds - cable)
-        if saved >= WORTH * total and self._is_measured(*ends):
+        if saved >= max(WORTH * total, MIN_SAVED) and self._is_measured(*ends):
             yield f"{told} By a gigabit cable it would take {self._instead(total, total - saved)}."
         elif len(self.path) > 1 and self._is_measured(*ends):
             yield told
