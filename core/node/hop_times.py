@@ -66,7 +66,7 @@ class HopTimes:
             if found is not None:
                 times = by_kind(found, self._costs)
                 await trio.to_thread.run_sync(self._node.times.keep, times)
-                self._node.times.note(times)
+                self._node.times.find(times)
                 report.changed()
                 return
             await trio.sleep(_REST_SECONDS)

@@ -62,12 +62,24 @@ class KeptTimes:
         self._machine = f"{machine()}, {device_name(device)}, {torch.get_num_threads()} threads"
         kept = (self._file.read() or {}).get(self._machine, {})
         self.by_kind = {bytes.fromhex(kind): Times(*times) for kind, times in kept.items() if _are_times(*times)}
+        self._idle = dict(self.by_kind)
+
+    def find(self, found: Mapping[bytes, Times]) -> None:
+        """Layers were timed while nobody was served."""
+        self._idle.update(found)
+        self.note(found)
 
     def note(self, found: Mapping[bytes, Times]) -> None:
-        """For as long as this process lives."""
+        """Serving has shown it, for as long as this process lives."""
         for kind, times in found.items():
             before = self.by_kind.pop(kind, Times(0.0, 0.0))
             self.by_kind[kind] = Times(times.row or before.row, times.chunk or before.chunk)
+
+    def forget_serving(self) -> bool:
+        """What was found while nobody was served holds again. Whether that is something else."""
+        before = dict(self.by_kind)
+        self.by_kind.update(self._idle)
+        return self.by_kind != before
 
     def keep(self, found: Mapping[bytes, Times]) -> None:
         """For later ones too. It writes a file."""
