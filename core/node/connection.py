@@ -22,7 +22,7 @@ from core.node.proof import answer_challenge
 from core.node.report import StateReport, installed, layer_times
 from core.node.state import Node
 from core.protocol.codec import Packet
-from core.protocol.fields import PeerLink, clipped
+from core.protocol.fields import clipped
 from core.protocol.messages import (
     PROTOCOL_VERSION,
     Asking,
@@ -43,7 +43,6 @@ from core.protocol.messages import (
 )
 from core.runtime.device import free_memory, give_back_memory
 from core.runtime.speed import speed_now
-from core.runtime.stage import Stage
 from core.trust.addresses import is_loopback
 
 _REFUSALS: dict[str, type[CoreError]] = {
@@ -68,7 +67,7 @@ class Connection:
         self._link = link
         self._hops: dict[int, Hop | Preparation] = {}
         """By their numbers, the newest last."""
-        self._report = StateReport(node, link, self._stages, self._links)
+        self._report = StateReport(node, link, self._serving)
         self._let_go = trio.Event()
         """Set when the coordinator keeps no layers here."""
 
@@ -217,11 +216,8 @@ class Connection:
             if speed.row >= AS_FAST * node.speed.row and node.times.forget_serving():
                 self._report.changed()
 
-    def _stages(self) -> list[Stage]:
-        return [hop.stage for hop in self._hops.values() if isinstance(hop, Hop) and hop.stage is not None]
-
-    def _links(self) -> list[PeerLink]:
-        return [link for hop in self._hops.values() if isinstance(hop, Hop) and (link := hop.link_onward) is not None]
+    def _serving(self) -> list[Hop]:
+        return [hop for hop in self._hops.values() if isinstance(hop, Hop)]
 
     async def _answer_keep(self, let_go: bool) -> None:
         if let_go:

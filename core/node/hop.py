@@ -178,6 +178,10 @@ class Hop:
         await link.measured.wait()
         self._report.changed()
 
+    def tell_times(self) -> None:
+        """Has the node know how long the layers take, as far as serving has shown it."""
+        self._times.tell()
+
     @property
     def link_onward(self) -> PeerLink | None:
         """What was measured of the link to the next hop; None if nothing was, or there is none."""

@@ -48,8 +48,9 @@ class HopTimes:
             self._rows.append(seconds)
         elif rows >= MIN_CHUNK_ROWS:
             self._chunks.append(seconds * CHUNK_ROWS / rows)
-        else:
-            return
+
+    def tell(self) -> None:
+        """The node is about to say how long layers take: what serving has shown of these is among it."""
         row = statistics.median(self._rows) if len(self._rows) >= _MIN_ROWS else 0.0
         chunk = statistics.median(self._chunks) if self._chunks else 0.0
         if row or chunk:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -94,7 +93,9 @@ def _are_times(row: float, chunk: float) -> bool:
 
 
 async def time_stage(compute: ComputeThread, stage: Stage, width: int) -> Times | None:
-    """What the layers of `stage` take, for rows of no session. None if somebody else needs the thread meanwhile.
+    """What the layers of `stage` take, for rows of no session: the least of a few tries, for others may be busy here.
+
+    None if somebody else needs the thread meanwhile.
 
     It is kept from them for the time of one row, or for a few rows of a prompt, at once. Raises StageError for a stage
     that can't compute.
@@ -118,7 +119,7 @@ async def time_stage(compute: ComputeThread, stage: Stage, width: int) -> Times 
         if compute.is_busy:
             return None
         chunks.append(await seconds(many))
-    return Times(statistics.median(rows), min(chunks) * CHUNK_ROWS / many)
+    return Times(min(rows), min(chunks) * CHUNK_ROWS / many)
 
 
 def _failed(error: BaseException) -> StageError:
