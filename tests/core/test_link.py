@@ -17,8 +17,6 @@ from core.link import (
     HANDSHAKE_SECONDS,
     HEARTBEAT_SECONDS,
     PATIENCE_SECONDS,
-    PROBE_BYTES,
-    PROBES,
     WRITE_SECONDS,
     Link,
     first_message,
@@ -148,38 +146,6 @@ async def test_a_link_beats_every_second(transport: MemoryTransport, autojump_cl
                 if len(times) == 5:
                     break
     assert [later - earlier for earlier, later in pairwise(times)] == pytest.approx([HEARTBEAT_SECONDS] * 4)
-
-
-@pytest.mark.parametrize(("settled", "bandwidth"), [(True, 1e6), (True, 1e12), (False, 1e6)])
-async def test_a_link_tells_its_round_trip_and_what_it_takes(
-    transport: MemoryTransport,
-    autojump_clock: MockClock,
-    monkeypatch: pytest.MonkeyPatch,
-    settled: bool,
-    bandwidth: int,
-) -> None:
-    """Only whoever is dialled, and knows the peer, asks it to send so much; what is too fast to tell is not told."""
-    monkeypatch.setattr("core.link._now_us", lambda: round(trio.current_time() * 1e6))
-    links, probes = list[Link](), 0
-
-    async def serve(link: Link) -> None:
-        links.append(link)
-        if settled:
-            link.settle()
-        await keep_receiving(link)
-
-    async with bare(transport, serve) as channel:
-        with trio.move_on_after(10 * HEARTBEAT_SECONDS):
-            async for message in messages_from(channel):
-                assert isinstance(message, Ping)
-                probes += len(message.padding) == PROBE_BYTES
-                await trio.sleep(0.02 + 2 * len(message.padding) / bandwidth)
-                await channel.send(frame(Pong(message.sent_us, message.padding)))
-        [link] = links
-        assert link.round_trip == pytest.approx(0.02)
-        assert link.measured.is_set() is settled
-        assert probes == (PROBES if settled else 0)
-        assert link.bandwidth == pytest.approx(1e6 if settled and bandwidth == 1e6 else 0.0, rel=0.01)
 
 
 async def test_an_idle_link_lives_on_heartbeats_alone(transport: MemoryTransport, autojump_clock: MockClock) -> None:
