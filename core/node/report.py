@@ -10,7 +10,7 @@ import trio
 from core.link import Link
 from core.node.state import Node
 from core.plugins import PluginHost
-from core.protocol.fields import Holding, LayerTime, PeerLink, Plugin
+from core.protocol.fields import Holding, LayerTime, PeerLink, Plugin, clipped
 from core.protocol.messages import NodeState
 from core.runtime.device import free_memory
 from core.runtime.stage import Stage
@@ -86,7 +86,15 @@ class StateReport:
 def installed(plugins: PluginHost) -> list[Plugin]:
     """What a model may need of them, as much as the wire has room for."""
     added = [(each, [name for name in each.adds if name.startswith(_NEEDED)][:_TOLD_ADDS]) for each in plugins.loaded]
-    return [Plugin(each.distribution, each.version, adds) for each, adds in added if adds][:_TOLD_PLUGINS]
+    told = [
+        Plugin(_name(each.distribution), _name(each.version), list(map(_name, adds))) for each, adds in added if adds
+    ]
+    return told[:_TOLD_PLUGINS]
+
+
+def _name(text: str) -> str:
+    """As far as a `Name` field takes it."""
+    return clipped(text)[:256]
 
 
 def layer_times(node: Node) -> list[LayerTime]:
