@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import threading
 import time
 from collections import deque
@@ -74,6 +75,11 @@ class Link:
         None before the first few.
         """
         return min(self._round_trips) if len(self._round_trips) >= _FEW else None
+
+    @property
+    def typical_round_trip(self) -> float | None:
+        """The median of the last heartbeats', in seconds: what a message has to expect, busy machines included."""
+        return statistics.median(self._round_trips) if len(self._round_trips) >= _FEW else None
 
     @property
     def bandwidth(self) -> float:

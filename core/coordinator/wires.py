@@ -60,7 +60,8 @@ class Wires:
 
 def wire_of(link: Link) -> Wire | None:
     """None before the first few heartbeats."""
-    return _wire(link.round_trip, link.bandwidth) if link.round_trip is not None else None
+    round_trip = link.typical_round_trip
+    return _wire(round_trip, link.bandwidth) if round_trip is not None else None
 
 
 def _wire(round_trip: float, bandwidth: float) -> Wire:

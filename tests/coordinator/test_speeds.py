@@ -31,7 +31,7 @@ MS = 10**6
 
 class FakeLink:
     def __init__(self, round_trip: float | None, bandwidth: float) -> None:
-        self.round_trip, self.bandwidth = round_trip, bandwidth
+        self.typical_round_trip, self.bandwidth = round_trip, bandwidth
 
 
 def member(node_id: str = "a", *, round_trip: float | None = None, bandwidth: float = 0.0, **hello: Any) -> Member:
