@@ -37,9 +37,9 @@ from core.trust.identity import short_id
 from core.trust.state_dir import StateDir
 
 POLL_SECONDS = 0.005
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 150.0
 JUMP_SECONDS = 0.25
-FRIENDS_SECONDS = 60
+FRIENDS_SECONDS = 300
 HERE = "192.168.1.7"
 """Where a coordinator is that is open to friends; they are elsewhere."""
 NODE_MEMORY = 64 * 2**20
@@ -274,7 +274,7 @@ class MemoryCluster:
     async def dial(self) -> AsyncIterator[Link]:
         """A link to the coordinator, before any message."""
         port = self.coordinator.node_port
-        async with self.network.dial(LOOPBACK, port, timeout=1) as channel, open_link(channel) as link:
+        async with self.network.dial(LOOPBACK, port, timeout=WAIT_SECONDS) as channel, open_link(channel) as link:
             yield link
 
     async def _run_node(self, settings: NodeSettings, plugins: PluginHost) -> None:
@@ -332,7 +332,7 @@ async def memory_cluster(
 
 @asynccontextmanager
 async def open_to_friends(model: Path, state: StateDir, **settings: Any) -> AsyncIterator[MemoryCluster]:
-    """A cluster at `HERE` for machines elsewhere: its key and register are kept in `state`. Given up after a minute."""
+    """A cluster at `HERE` for machines elsewhere: its key and register are kept in `state`. Given up after five minutes."""
     friendly: dict[str, Any] = {"node_host": "0.0.0.0", "state_dir": state.path, "advertise": (HERE,)}
     with trio.fail_after(FRIENDS_SECONDS):
         async with memory_cluster(model, **friendly, **settings) as cluster:

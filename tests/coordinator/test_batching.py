@@ -155,11 +155,11 @@ async def test_too_many_that_wait_and_too_long_a_wait_are_refused(
 async def test_answers_without_a_bound_make_room_for_who_came_first(
     model: Path, prompt: tuple[int, ...], stages: list[Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three that each grow to the whole context, in memory for one and a half: later ones begin anew."""
+    """Three that each grow to the whole context, two blocks, in memory for three blocks: later ones begin anew."""
     monkeypatch.setattr("core.coordinator.admission.ANSWER_TOKENS", 100)
     prompts = [tuple(token + shift for token in prompt) for shift in range(3)]
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, min_nodes=2, speculation=False) as cluster:
+        async with memory_cluster(model, min_nodes=2, max_context=300, speculation=False) as cluster:
             for node_id in ("a", "b"):
                 await cluster.start_node(node_id, max_memory=STAGE_BYTES + 768 * KV_BYTES)
             await cluster.ready()

@@ -30,6 +30,7 @@ class Oracle:
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self._model = model.eval()
         self._tokenizer = tokenizer
+        self._greedy: dict[tuple[tuple[int, ...], int], tuple[list[int], list[float]]] = {}
 
     @classmethod
     def of(cls, path: Path) -> Oracle:
@@ -49,6 +50,12 @@ class Oracle:
 
     def greedy(self, prompt: list[int], max_tokens: int) -> tuple[list[int], list[float]]:
         """The tokens, and how far the best logit was ahead of the second at each."""
+        asked = (tuple(prompt), max_tokens)
+        if asked not in self._greedy:
+            self._greedy[asked] = self._generate(prompt, max_tokens)
+        return self._greedy[asked]
+
+    def _generate(self, prompt: list[int], max_tokens: int) -> tuple[list[int], list[float]]:
         with torch.inference_mode():
             found = self._model.generate(
                 torch.tensor([prompt]),

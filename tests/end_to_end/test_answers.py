@@ -12,7 +12,7 @@ import trio
 
 from core.testing.cluster import Cluster, open_cluster
 
-SECONDS = 120
+SECONDS = 300
 MAX_TOKENS = 48
 PROMPTS = [
     "Hello",
@@ -27,7 +27,7 @@ CHAT = [
 
 
 def client_of(cluster: Cluster) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=cluster.api, api_key="none", max_retries=0, timeout=60)
+    return openai.AsyncOpenAI(base_url=cluster.api, api_key="none", max_retries=0, timeout=SECONDS)
 
 
 async def complete(client: openai.AsyncOpenAI, cluster: Cluster, prompt: str, **fields: Any) -> Any:
@@ -54,13 +54,11 @@ async def test_two_nodes_answer_as_the_oracle(pair: Cluster, oracle: Any) -> Non
         await check_greedy(pair, oracle)
 
 
-@pytest.mark.parametrize("nodes", [1, 3])
-async def test_any_number_of_nodes_answers_as_the_oracle(model: Path, oracle: Any, nodes: int) -> None:
+async def test_one_node_answers_as_the_oracle(model: Path, oracle: Any) -> None:
     with trio.fail_after(SECONDS):
-        async with open_cluster(model, "--dtype", "fp32", local_nodes=nodes) as cluster:
+        async with open_cluster(model, "--dtype", "fp32", local_nodes=1) as cluster:
             await cluster.wait_ready()
-            ranges = sorted(node["layers"] for node in (await cluster.status())["nodes"])
-            assert ranges == [[6 * i // nodes, 6 * (i + 1) // nodes] for i in range(nodes)]
+            assert [node["layers"] for node in (await cluster.status())["nodes"]] == [[0, 6]]
             await check_greedy(cluster, oracle)
 
 

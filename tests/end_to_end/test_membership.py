@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,9 +16,7 @@ import trio
 
 from core.testing.cluster import COORDINATOR, POLL_SECONDS, Cluster, open_cluster
 
-SECONDS = 180
-SOON = 15.0
-"""What should take a fraction of a second may take this long on a busy machine; the time that it took is printed."""
+SECONDS = 600
 ENDLESS = "ade"
 """A prompt that the model comes to no end of."""
 MANY = 1000
@@ -108,29 +107,37 @@ async def test_a_client_that_goes_away_leaves_nothing_on_any_node(pair: Cluster,
             await pair.wait_until(running)
             nursery.cancel_scope.cancel()
         gone = time.monotonic()
-        await pair.wait_until(free, timeout=SOON)
+        await pair.wait_until(free)
         print(f"everything was freed {time.monotonic() - gone:.2f} s after the client had gone")
 
 
-async def test_a_node_that_is_killed_ends_the_answer_with_its_name_and_another_takes_its_place(
+async def test_a_node_that_is_killed_or_hangs_ends_the_answer_with_its_name_and_the_next_one_is_whole(
     model: Path, oracle: Any, streaming: Streaming
 ) -> None:
+    """Another takes the place of one that was killed; one that hung is taken back when it goes on."""
+
+    async def error_after(number: signal.Signals, victim: dict[str, Any]) -> dict[str, Any]:
+        async with streaming(cluster, ENDLESS, max_tokens=4000) as events:
+            await anext(events)
+            await cluster.send_signal(victim["node_id"], number)
+            hit = time.monotonic()
+            error = await error_at_the_end(events)
+            print(f"the stream ended {time.monotonic() - hit:.2f} s after {number.name}: {error['message']}")
+        assert error["code"] == "route_lost"
+        start, end = victim["layers"]
+        assert f"node {victim['node_id']!r} was lost with layers [{start}, {end})" in error["message"]
+        return error
+
     with trio.fail_after(SECONDS):
         async with open_cluster(model, "--dtype", "fp32", "--min-nodes", "3", "--recovery-time", "0") as cluster:
             for name in ("a", "b", "c"):
                 await cluster.start_node(name)
             await cluster.wait_ready()
+            ranges = sorted(node["layers"] for node in (await cluster.status())["nodes"])
+            assert ranges == [[0, 2], [2, 4], [4, 6]]
             for layer in (0, 2, 5):
                 victim = holder(await cluster.status(), layer)
-                async with streaming(cluster, ENDLESS, max_tokens=4000) as events:
-                    await anext(events)
-                    await cluster.kill(victim["node_id"])
-                    killed = time.monotonic()
-                    error = await error_at_the_end(events)
-                    print(f"the stream ended {time.monotonic() - killed:.2f} s after the kill: {error['message']}")
-                start, end = victim["layers"]
-                assert error["code"] == "route_lost"
-                assert f"node {victim['node_id']!r} was lost with layers [{start}, {end})" in error["message"]
+                await error_after(signal.SIGKILL, victim)
                 async with cluster.client() as client:
                     health = await client.get("/health")
                     assert health.status_code == 503
@@ -139,6 +146,11 @@ async def test_a_node_that_is_killed_ends_the_answer_with_its_name_and_another_t
                 await cluster.start_node(f"in place of {victim['node_id']}")
                 await cluster.wait_ready()
                 await check_serves(cluster, oracle)
+            victim = holder(await cluster.status(), 2)
+            assert "silent" in (await error_after(signal.SIGSTOP, victim))["message"]
+            await cluster.send_signal(victim["node_id"], signal.SIGCONT)
+            await cluster.wait_ready()
+            await check_serves(cluster, oracle)
 
 
 async def test_a_local_node_that_is_killed_is_started_again_and_every_answer_goes_on(model: Path, oracle: Any) -> None:
@@ -169,39 +181,24 @@ async def test_a_local_node_that_is_killed_is_started_again_and_every_answer_goe
         oracle.check(text, oracle.encode(ENDLESS), MANY)
 
 
-async def test_a_node_that_hangs_is_given_up_and_taken_back_when_it_goes_on(
-    model: Path, oracle: Any, streaming: Streaming
+async def test_local_nodes_end_with_a_killed_coordinator_and_others_keep_their_layers_for_the_next_one(
+    model: Path, oracle: Any
 ) -> None:
-    with trio.fail_after(SECONDS):
-        options = ("--dtype", "fp32", "--min-nodes", "2", "--recovery-time", "0")
-        async with open_cluster(model, *options, local_nodes=1) as cluster:
-            await cluster.start_node("mine")
-            await cluster.wait_ready()
-            process = cluster.processes()["mine"]
-            async with streaming(cluster, ENDLESS, max_tokens=4000) as events:
-                await anext(events)
-                process.suspend()
-                hung = time.monotonic()
-                error = await error_at_the_end(events)
-                print(f"the stream ended {time.monotonic() - hung:.2f} s after the node hung")
-            assert "node 'mine' was lost with layers [" in error["message"]
-            assert "silent" in error["message"]
-            process.resume()
-            await cluster.wait_ready()
-            await check_serves(cluster, oracle)
+    def layers(status: dict[str, Any]) -> dict[str, list[int]]:
+        return {node["node_id"]: node["layers"] for node in status["nodes"]}
 
-
-async def test_local_nodes_end_with_a_killed_coordinator_and_others_find_the_next_one(model: Path, oracle: Any) -> None:
     with trio.fail_after(SECONDS):
-        async with open_cluster(model, "--dtype", "fp32", "--min-nodes", "2", local_nodes=1) as cluster:
-            node = await cluster.start_node("mine")
+        async with open_cluster(model, "--dtype", "fp32", "--min-nodes", "3", local_nodes=1) as cluster:
+            nodes = [await cluster.start_node(name) for name in ("a", "b")]
             await cluster.wait_ready()
+            before = layers(await cluster.status())
             local = cluster.processes()["local-1"]
             await cluster.kill(COORDINATOR)
             killed = time.monotonic()
-            await trio.to_thread.run_sync(local.wait, SOON)
+            await trio.to_thread.run_sync(local.wait, SECONDS)
             print(f"the local node had ended {time.monotonic() - killed:.2f} s after its coordinator's death")
             await cluster.start_coordinator()
             await cluster.wait_ready()
+            assert layers(await cluster.status()) == before
             await check_serves(cluster, oracle)
-            assert node.process.returncode is None
+            assert all(node.process.returncode is None for node in nodes)

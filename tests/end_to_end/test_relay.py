@@ -9,9 +9,9 @@ import trio
 
 from core.testing.cluster import open_cluster
 
-SECONDS = 120
+SECONDS = 300
 TOKENS = 48
-PROMPTS = ("Hello", "The layers of one model lie on several machines. " * 20)
+PROMPTS = ("Hello", "Ünïcödé 漢字 🙂 and all", "The layers of one model lie on several machines. " * 20)
 PLUGIN = '''
 from contextlib import asynccontextmanager
 
@@ -57,6 +57,7 @@ async def test_nodes_behind_firewalls_are_relayed_and_answer_the_same(model: Pat
         async with open_cluster(model, *options, local_nodes=3, env={"PYTHONPATH": str(tmp_path)}) as cluster:
             await cluster.wait_ready()
             nodes = sorted((await cluster.status())["nodes"], key=lambda node: node["layers"])
+            assert [node["layers"] for node in nodes] == [[0, 2], [2, 4], [4, 6]]
             assert nodes[0]["link"] == ""
             for node in nodes[1:]:
                 assert node["link"].startswith("relayed by the coordinator"), node

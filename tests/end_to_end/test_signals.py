@@ -13,9 +13,7 @@ import trio
 
 from core.testing.cluster import COORDINATOR, open_cluster
 
-SECONDS = 120
-SOON = 30.0
-"""A busy machine takes its time to unload torch; the time that it took is printed."""
+SECONDS = 300
 ENDLESS = "ade"
 """A prompt that the model comes to no end of."""
 Streaming = Callable[..., Any]
@@ -35,7 +33,7 @@ async def test_a_signal_ends_coordinator_and_nodes_while_a_stream_is_open(
                 await cluster.send_signal(COORDINATOR, number)
                 signalled = time.monotonic()
                 last = [event async for event in events][-1]
-                status = await cluster.programs[0].wait(SOON)
+                status = await cluster.programs[0].wait(SECONDS)
                 print(f"the coordinator ended with {status} after {time.monotonic() - signalled:.2f} s")
             assert last["error"]["code"] == "server_shutting_down"
             ended = 130 if number == signal.SIGINT else 0
@@ -44,15 +42,17 @@ async def test_a_signal_ends_coordinator_and_nodes_while_a_stream_is_open(
             assert not local.is_running()
             await cluster.send_signal("mine", number)
             signalled = time.monotonic()
-            assert await node.wait(SOON) == ended
+            assert await node.wait(SECONDS) == ended
             print(f"the node ended after {time.monotonic() - signalled:.2f} s")
     for program in cluster.programs:
         assert "Traceback" not in program.output, program
 
 
-async def test_a_node_that_is_asked_to_end_finishes_the_answer_first(model: Path, streaming: Streaming) -> None:
+async def test_a_node_that_is_asked_to_end_finishes_the_answer_first_unless_it_is_asked_twice(
+    model: Path, streaming: Streaming
+) -> None:
     with trio.fail_after(SECONDS):
-        async with open_cluster(model) as cluster:
+        async with open_cluster(model, "--recovery-time", "0") as cluster:
             node = await cluster.start_node("mine")
             await cluster.wait_ready()
             async with streaming(cluster, ENDLESS, max_tokens=100) as events:
@@ -60,26 +60,19 @@ async def test_a_node_that_is_asked_to_end_finishes_the_answer_first(model: Path
                 await cluster.send_signal("mine", signal.SIGTERM)
                 last = [event async for event in events][-1]
             assert last["choices"][0]["finish_reason"] == "length"
-            assert await node.wait(SOON) == 0
+            assert await node.wait(SECONDS) == 0
             await cluster.wait_until(lambda status: not status["nodes"])
-    assert "node mine left: its user ended it" in cluster.programs[0].output
-    for program in cluster.programs:
-        assert "Traceback" not in program.output, program
-
-
-async def test_a_node_that_is_asked_twice_ends_and_the_answer_says_so(model: Path, streaming: Streaming) -> None:
-    with trio.fail_after(SECONDS):
-        async with open_cluster(model, "--recovery-time", "0") as cluster:
-            node = await cluster.start_node("mine")
+            assert "node mine left: its user ended it" in cluster.programs[0].output
+            node = await cluster.start_node("hasty")
             await cluster.wait_ready()
             async with streaming(cluster, ENDLESS, max_tokens=4000) as events:
                 await anext(events)
-                await cluster.send_signal("mine", signal.SIGTERM)
+                await cluster.send_signal("hasty", signal.SIGTERM)
                 await node.printed("once more ends it at once")
-                await cluster.send_signal("mine", signal.SIGTERM)
+                await cluster.send_signal("hasty", signal.SIGTERM)
                 last = [event async for event in events][-1]
-            assert await node.wait(SOON) == 0
-            assert "node 'mine' was lost with layers [0, 6)" in last["error"]["message"]
+            assert await node.wait(SECONDS) == 0
+            assert "node 'hasty' was lost with layers [0, 6)" in last["error"]["message"]
             async with cluster.client() as client:
                 assert (await client.get("/health")).status_code == 503
     for program in cluster.programs:
