@@ -335,9 +335,13 @@ def silence(said: Said) -> Said:
 async def test_who_breaks_one_route_after_another_is_found_out(
     model: Path, prompt: tuple[int, ...], oracle: str, clock: MockClock, lie: Callable[[Said], Said]
 ) -> None:
-    """Of each route that broke any of its nodes may have been at fault, and some blame others for what they did."""
+    """Of each route that broke any of its nodes may have been at fault, and some blame others for what they did.
+
+    The planner keeps the order of joining: who spoils hidden states does so for the next node.
+    """
+    options: dict[str, Any] = {"min_nodes": 2, "max_nodes": 2, "rebalance": False, "planner": "balanced"}
     with trio.fail_after(20 * SECONDS):
-        async with memory_cluster(model, min_nodes=2, max_nodes=2, rebalance=False) as cluster:
+        async with memory_cluster(model, **options) as cluster:
             names = ["liar", "b", "c"] if lie is spoiled else ["b", "liar", "c"]
             for name in names:
                 machine = LyingMachine(cluster.network, lie) if name == "liar" else None

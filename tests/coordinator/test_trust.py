@@ -91,8 +91,12 @@ async def test_a_friend_whom_the_invite_names_is_called_so(model: Path, state: S
 
 
 async def test_a_friends_node_reaches_a_local_one_directly(model: Path, state: StateDir) -> None:
-    """It dials the address at which it found the coordinator: the local node's own is no use to another machine."""
-    async with open_to_friends(model, state, min_nodes=2) as cluster, trio.open_nursery() as nursery:
+    """It dials the address at which it found the coordinator: the local node's own is no use to another machine.
+
+    The planner keeps the order of joining.
+    """
+    planned = open_to_friends(model, state, min_nodes=2, planner="balanced")
+    async with planned as cluster, trio.open_nursery() as nursery:
         near = NodeSettings(
             "near",
             cluster_port=cluster.coordinator.node_port,

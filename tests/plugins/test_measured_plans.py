@@ -75,7 +75,7 @@ def test_a_plan_is_nearly_as_fast_as_the_best_of_all(
 def test_many_machines_are_planned_as_well_as_few() -> None:
     """Nobody knows the best plan of many; but machines that nobody would take make it no worse."""
     few = random_request(random.Random(5), 6, 24, PlanFor.LATENCY)
-    slow = [Candidate(f"slow-{index}", sum(few.layer_bytes), "cpu", row_seconds=(10.0,) * 24) for index in range(40)]
+    slow = [Candidate(f"idle-{index}", sum(few.layer_bytes), "cpu", row_seconds=(10.0,) * 24) for index in range(40)]
     wires = {(COORDINATOR, each.node_id): Wire(0.1) for each in slow}
     many = replace(few, candidates=(*slow, *few.candidates), wires={**few.wires, **wires})
     assert seconds(plan(many), many) <= 1.02 * seconds(plan(few), few)
