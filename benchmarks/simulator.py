@@ -60,9 +60,10 @@ class Step:
 
 
 class Prober:
-    """Sends batches through the route that serves, as the scheduler does, while no session is on it."""
+    """Sends batches of `text` through the route that serves, as the scheduler does, while no session is on it."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, text: Sequence[int]) -> None:
+        self._text = text
         live = server.coordinator._live
         assert live is not None and live.generator is not None
         service = live.generator.router.serving
@@ -99,7 +100,7 @@ class Prober:
 
     async def _chunk(self, session: int, start: int, rows: int) -> float:
         """Milliseconds that a stage took."""
-        hidden = await self._compute.run(self._head.embed, [1] * rows)
+        hidden = await self._compute.run(self._head.embed, self._text[start : start + rows])
         answer = await self._route.run(RunPrefill(self._hop, [Segment(session, start, rows, 1)], hidden))
         return statistics.mean(answer.compute_us) / 1e3
 
@@ -107,7 +108,7 @@ class Prober:
         sessions = [next(_sessions) for _ in range(rows)]
         for session in sessions:
             await self._chunk(session, 0, PROMPT)
-        hidden = await self._compute.run(self._head.embed, [1] * rows)
+        hidden = await self._compute.run(self._head.embed, self._text[:rows])
         for position in range(PROMPT, PROMPT + STEPS):
             segments = [Segment(session, position, 1, 1) for session in sessions]
             steps.append(await self._step(RunDecode(self._hop, segments, hidden)))
@@ -129,6 +130,11 @@ class Prober:
         return time.perf_counter() - started
 
 
+async def prober_of(server: Server) -> Prober:
+    [text] = await prose(server.coordinator, 1, LONG_PROMPT)
+    return Prober(server, text * 2)
+
+
 @dataclass(frozen=True)
 class Case:
     """A figure that was measured, and where a simulation of `description` has it."""
@@ -142,7 +148,7 @@ class Case:
 async def streams(dtype: DType, rounds: int) -> AsyncIterator[Case]:
     """As `many.py` has it."""
     async with local_cluster(dtype, speculation=False, prefix_cache=False) as server:
-        prompts, prober = await prose(server.coordinator, STREAMS, PROMPT), Prober(server)
+        prompts, prober = await prose(server.coordinator, STREAMS, PROMPT), await prober_of(server)
         for _ in range(rounds):
             one = await prober.decode(1, 1)
             measured = await rate(server.coordinator, prompts[:1])
@@ -157,7 +163,7 @@ async def far(dtype: DType, rounds: int) -> AsyncIterator[Case]:
     delay = 20.0
     with far_apart(delay):
         async with local_cluster(dtype, transport="distant", speculation=False, prefix_cache=False) as server:
-            prompts, prober = await prose(server.coordinator, FAR_STREAMS, PROMPT), Prober(server)
+            prompts, prober = await prose(server.coordinator, FAR_STREAMS, PROMPT), await prober_of(server)
             for _ in range(rounds):
                 one = await prober.decode(1, 1)
                 measured = await rate(server.coordinator, prompts[:1])
@@ -173,23 +179,24 @@ async def gap(dtype: DType, rounds: int) -> AsyncIterator[Case]:
     async with local_cluster(dtype, speculation=False, prefix_cache=False) as server:
         [short] = await prose(server.coordinator, 1, PROMPT)
         [long] = await prose(server.coordinator, 1, LONG_PROMPT)
-        prober = Prober(server)
+        prober = await prober_of(server)
         for _ in range(rounds):
-            times = joined(await prober.decode(1, 1), await prober.prefill())
+            decode, before = await prober.decode(1, 1), await prober.prefill()
             async with talking(server.coordinator, short) as came:
                 await until(lambda came=came: len(came) >= ALONE)
                 first = len(came)
                 await collect(server.coordinator, endless(long, 1), lambda _: None)
                 beside = came[first - 1 : len(came)]
-            alone = came[5:first]
-            description = described(times, (*talkers(1, ALONE * 20), prefilled(came[first - 1] - came[0])))
+            alone, times = came[5:first], joined(decode, before, await prober.prefill())
+            load = (*talkers(1, ALONE * 20), prefilled(len(long), came[first - 1] - came[0]))
+            description = described(times, load)
             yield Case("gap beside a prefill, x alone", p95(beside) / p95(alone), description, gap_ratio)
             ratio = middle_gap(beside) / middle_gap(alone)
             yield Case("median gap beside, x alone", ratio, description, middle_gap_ratio)
 
 
-def prefilled(starts: float) -> Load:
-    return Load(name="long", starts=starts, streams=1, prompt=(LONG_PROMPT, LONG_PROMPT), answer=(1, 1))
+def prefilled(tokens: int, starts: float) -> Load:
+    return Load(name="long", starts=starts, streams=1, prompt=(tokens, tokens), answer=(1, 1))
 
 
 def gap_ratio(report: Report) -> float:
@@ -215,13 +222,14 @@ def middle_gap(times: Sequence[float]) -> float:
 
 async def turns(dtype: DType, rounds: int) -> AsyncIterator[Case]:
     """As `many.py` has it."""
-    load = Load(streams=1, turns=2, prompt=(LONG_PROMPT, LONG_PROMPT), follow_up=(30, 30), answer=(20, 20))
     async with local_cluster(dtype) as server:
-        prober = Prober(server)
+        prober = await prober_of(server)
         for prompt in await prose(server.coordinator, rounds, LONG_PROMPT):
-            times = joined(await prober.decode(1, 1), await prober.prefill())
+            decode, before = await prober.decode(1, 1), await prober.prefill()
             first, answer = await ttft(server.coordinator, prompt)
             second, _ = await ttft(server.coordinator, (*prompt, *answer, *prompt[:30]))
+            times = joined(decode, before, await prober.prefill())
+            load = Load(streams=1, turns=2, prompt=(len(prompt),) * 2, follow_up=(30, 30), answer=(20, 20))
             description = described(times, (load,), prefix_cache=True)
             yield Case("first turn's TTFT, s", first, description, lambda report: report.streams[0].ttft)
             yield Case("second turn's TTFT, s", second, description, lambda report: report.streams[1].ttft)
@@ -235,8 +243,10 @@ def steady(report: Report) -> float:
     return report.steady_throughput
 
 
-def joined(decode: Times, prefill: Times) -> Times:
-    return replace(decode, stage=decode.stage | prefill.stage, context=prefill.context)
+def joined(decode: Times, before: Times, after: Times) -> Times:
+    """With what chunks took on average, before and after a measurement."""
+    chunks = {rows: (before.stage[rows] + after.stage[rows]) / 2 for rows in CHUNKS}
+    return replace(decode, stage=decode.stage | chunks, context=(before.context + after.context) / 2)
 
 
 def described(
