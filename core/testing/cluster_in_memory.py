@@ -332,7 +332,7 @@ async def memory_cluster(
 
 @asynccontextmanager
 async def open_to_friends(model: Path, state: StateDir, **settings: Any) -> AsyncIterator[MemoryCluster]:
-    """A cluster at `HERE` for machines elsewhere: its key and register are kept in `state`. Five minutes at most."""
+    """A cluster at `HERE` for machines elsewhere: its key and register are kept in `state`. Given up in the end."""
     friendly: dict[str, Any] = {"node_host": "0.0.0.0", "state_dir": state.path, "advertise": (HERE,)}
     with trio.fail_after(FRIENDS_SECONDS):
         async with memory_cluster(model, **friendly, **settings) as cluster:

@@ -40,6 +40,7 @@ from core.runtime.manifest import Manifest
 from core.runtime.model import Model, Precision
 from core.testing.transport import LOOPBACK, MemoryTransport
 
+DIAL_SECONDS = 60.0
 TOKEN = bytes(range(16))
 """By which the neighbour of any hop shows that it is the one."""
 M = TypeVar("M", bound=Message)
@@ -115,7 +116,7 @@ class LoneNode:
     async def neighbour(self, coordinator: PlayedCoordinator) -> AsyncIterator[Link]:
         """A link to the port where the node awaits its neighbours."""
         port = coordinator.hello.peer_port
-        async with self.network.dial(LOOPBACK, port, timeout=1) as channel, open_link(channel) as link:
+        async with self.network.dial(LOOPBACK, port, timeout=DIAL_SECONDS) as channel, open_link(channel) as link:
             yield link
 
     async def _welcome(self, channel: Channel) -> None:

@@ -52,5 +52,5 @@ def test_who_waited_finds_what_the_other_brought(
     found: list[Path] = []
     waiting = threading.Thread(target=lambda: found.append(demo_model(tmp_path)), daemon=True)
     waiting.start()
-    waiting.join(30)
+    waiting.join(300)
     assert found == [model]

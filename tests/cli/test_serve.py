@@ -53,7 +53,7 @@ async def test_an_api_that_is_open_to_everyone_says_so(
     settings: CoordinatorSettings, host: str, api: ApiSettings, warned: bool
 ) -> None:
     told: list[str] = []
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         async with serving(settings, host, 0, api, told.append) as server, httpx.AsyncClient() as client:
             url = server.url.replace("0.0.0.0", "127.0.0.1")
             assert (await client.get(f"{url}/v1/models")).status_code == (401 if api.keys else 200)
@@ -150,7 +150,7 @@ async def test_a_plan_that_takes_anothers_place_is_printed(
     later: list[ClusterStatus], lines: list[str], capsys: pytest.CaptureFixture[str], autojump_clock: object
 ) -> None:
     played: Any = Played(LOADING, READY, READY, READY, later[0], *later)
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         epoch = await show_progress(played)
         await until_replaced(played, epoch)
         assert await show_progress(played) == 2

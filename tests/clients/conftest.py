@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def served(checkpoint: Path, nursery: trio.Nursery) -> AsyncIterator[Served]:
-    with trio.fail_after(120):
+    with trio.fail_after(300):
         async with memory_cluster(checkpoint, "a", "b") as cluster:
             await cluster.ready()
             settings = ApiSettings(keys=frozenset({Served.key}))

@@ -20,7 +20,7 @@ GREEDY: dict[str, Any] = {**ASK, "temperature": 0}
 
 async def using(served: Any, talk: Callable[[openai.OpenAI], T], key: str | None = None) -> T:
     def run() -> T:
-        with openai.OpenAI(base_url=served.url, api_key=key or served.key, max_retries=0, timeout=60) as client:
+        with openai.OpenAI(base_url=served.url, api_key=key or served.key, max_retries=0, timeout=300) as client:
             return talk(client)
 
     return await trio.to_thread.run_sync(run)
@@ -121,7 +121,7 @@ async def test_many_streams_of_the_asyncio_client_and_one_that_is_left(served: A
         return text
 
     async def talk() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=served.url, api_key=served.key, max_retries=0, timeout=60) as client:
+        async with openai.AsyncOpenAI(base_url=served.url, api_key=served.key, max_retries=0, timeout=300) as client:
             return await asyncio.gather(read(client, 3), *(read(client, 1000) for _ in range(6)))
 
     left, *whole = await trio.to_thread.run_sync(lambda: asyncio.run(talk()))

@@ -80,7 +80,7 @@ class Gate:
         self.arrived += 1
         if self.arrived > self._last:
             self.waiting = True
-            assert self._open.wait(30)
+            assert self._open.wait(300)
             self.waiting = False
 
 
@@ -165,7 +165,7 @@ class Loading:
         self._open.set()
 
     def pass_through(self) -> None:
-        assert self._open.wait(30)
+        assert self._open.wait(300)
 
 
 @pytest.fixture

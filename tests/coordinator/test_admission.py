@@ -15,7 +15,7 @@ from core.interfaces.engine import GenerationRequest
 from core.runtime.stage import Stage
 from core.testing.cluster_in_memory import MemoryCluster, RunningText, memory_cluster
 
-SECONDS = 30
+SECONDS = 300
 STAGE_BYTES = 443_904
 """Of three of the tiny model's six layers."""
 KV_BYTES = 768

@@ -34,7 +34,7 @@ from core.trust.proof import new_nonce, signature
 from core.trust.register import Asker, Register
 from core.trust.state_dir import StateDir
 
-SECONDS = 60
+SECONDS = 300
 FRIEND = "192.168.1.9"
 
 

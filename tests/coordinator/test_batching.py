@@ -20,7 +20,7 @@ from core.runtime.grammar import Matcher
 from core.runtime.stage import Stage
 from core.testing.cluster_in_memory import MemoryCluster, memory_cluster, pass_time
 
-SECONDS = 60
+SECONDS = 300
 TOKENS = 24
 STAGE_BYTES = 443_904
 """Of three of the tiny model's six layers."""

@@ -19,7 +19,7 @@ from core.link import HEARTBEAT_SECONDS, PATIENCE_SECONDS
 from core.testing.cluster_in_memory import Machine, memory_cluster, pass_time
 from core.testing.transport import MemoryTransport
 
-SECONDS = 60
+SECONDS = 300
 TOKENS = 24
 LONG = 400
 """Tokens of a text that goes on for a while after its first token."""

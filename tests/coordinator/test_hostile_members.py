@@ -35,7 +35,7 @@ from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluste
 from core.testing.transport import MemoryTransport
 
 PROOF_SECONDS = 0.025
-SECONDS = 60
+SECONDS = 300
 TOKENS = 24
 HALF, MOST = 2**20, 2**40
 """Room for three layers of six; and for whatever there is."""

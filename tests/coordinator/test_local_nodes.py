@@ -17,7 +17,7 @@ from core.interfaces.planner import Plan, PlanRequest
 from core.plugins import PluginHost
 from core.testing.cluster_in_memory import memory_cluster
 
-SECONDS = 60
+SECONDS = 300
 TOKENS = 24
 FREE = 2**30
 

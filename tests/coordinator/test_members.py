@@ -41,7 +41,7 @@ from core.protocol.messages import (
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster, pass_time, plugins_on
 
-SECONDS = 60
+SECONDS = 300
 TOKENS = 24
 HALF = 2**20
 """Room for three layers of six, and not for more."""

@@ -18,7 +18,7 @@ from core.interfaces.planner import Plan, PlanRequest, StagePlan
 from core.runtime.stage import Stage
 from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster, pass_time
 
-SECONDS = 60
+SECONDS = 300
 TOKENS = 24
 
 

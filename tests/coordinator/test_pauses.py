@@ -19,7 +19,7 @@ from core.protocol.messages import Assignment, Leave, Pause, Release
 from core.runtime.stage import Stage
 from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster, pass_time
 
-SECONDS = 60
+SECONDS = 300
 TOKENS = 24
 
 

@@ -97,7 +97,7 @@ async def test_a_planner_that_never_returns_is_given_up_and_keeps_one_thread(
 
     class Stuck(Fixed):
         def plan(self, request: PlanRequest) -> Plan:
-            release.wait(60)
+            release.wait(300)
             return super().plan(request)
 
     monkeypatch.setattr(Planning, "_request", lambda *_: REQUEST)

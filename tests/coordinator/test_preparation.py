@@ -16,7 +16,7 @@ from core.errors import Overloaded, RequestError
 from core.interfaces.engine import Conversation, GenerationRequest
 from core.testing.cluster_in_memory import memory_cluster
 
-SECONDS = 60
+SECONDS = 300
 
 
 class Work:

@@ -24,7 +24,7 @@ from core.runtime.model import Model
 from core.runtime.stage import Stage
 from core.testing.cluster_in_memory import MemoryCluster, memory_cluster, pass_time
 
-SECONDS = 60
+SECONDS = 300
 REQUEST = GenerationRequest((5, 6, 7), max_tokens=1, temperature=0)
 
 

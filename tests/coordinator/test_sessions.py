@@ -24,7 +24,7 @@ from core.runtime.stage import Stage
 from core.runtime.tokenizer import Tokenizer
 from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster, pass_time
 
-SECONDS = 60
+SECONDS = 300
 TOKENS = 24
 NODES = ("a", "b", "c")
 

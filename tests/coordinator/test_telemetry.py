@@ -12,7 +12,7 @@ from core.interfaces.engine import GenerationRequest
 from core.interfaces.telemetry import SessionStatus
 from core.testing.cluster_in_memory import MemoryCluster, memory_cluster
 
-SECONDS = 60
+SECONDS = 300
 
 
 def counted(cluster: MemoryCluster) -> dict[tuple[str, str], float]:

@@ -35,7 +35,7 @@ from core.trust.register import Register
 from core.trust.serving import is_serving
 from core.trust.state_dir import StateDir
 
-SECONDS = 60
+SECONDS = 300
 HOUR = 3600
 
 

@@ -28,7 +28,7 @@ from core.runtime.model import Model, Precision
 from core.testing.checkpoints import ModelType, tiny_checkpoint
 from core.testing.cluster_in_memory import memory_cluster
 
-SECONDS = 60
+SECONDS = 300
 CPU = torch.device("cpu")
 PLUGINS = PluginHost.installed()
 FAMILIES: list[ModelType] = [

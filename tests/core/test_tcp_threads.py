@@ -12,7 +12,7 @@ import trio.testing
 from core.tcp import connection as connection_module
 from core.tcp.connection import sent
 
-SECONDS = 20
+SECONDS = 300
 FRAME = bytes(range(256)) * 255
 
 

@@ -16,7 +16,7 @@ from core.interfaces.engine import GenerationRequest
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster
 
-SECONDS = 60
+SECONDS = 300
 WIDTH = 128
 ENVELOPE = 200
 """What a message may take beside its tensor."""

@@ -16,7 +16,7 @@ from core.errors import NoMulticast
 from core.trust.addresses import reachable
 from core.trust.identity import Identity
 
-SECONDS = 30
+SECONDS = 300
 
 
 @pytest.fixture

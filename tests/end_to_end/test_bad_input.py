@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 USAGE, FAILED = 2, 1
-SECONDS = 60
+SECONDS = 300
 WEIGHTS = "model.safetensors"
 QUIET = ("--log-level", "error", "--threads", "1")
 

@@ -21,7 +21,7 @@ from core.gateway.settings import ApiSettings
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.cluster_in_memory import memory_cluster
 
-SECONDS = 60
+SECONDS = 300
 HEAD = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
 MESSAGES = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
 PROMPT = "<|im_start|>assistant\n"

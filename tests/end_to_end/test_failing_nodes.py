@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.cluster import Cluster, open_cluster
 
-SECONDS = 120
+SECONDS = 300
 NAME = "models/tiny"
 """The model's path, which each machine takes from its own working directory."""
 WEIGHTS = "model.safetensors"

@@ -18,7 +18,7 @@ from core.testing.cluster import Program
 from core.testing.hosts import Host, Network, can_have_hosts, open_hosts
 from core.trust.link import InviteLink
 
-SECONDS = 240
+SECONDS = 300
 PORT = 7001
 PROMPT = "Whoever listens on the way must not read this"
 TOKENS = 24
@@ -31,7 +31,7 @@ body = {{"model": "tiny", "prompt": {prompt!r}, "max_tokens": {tokens}, "tempera
 request = urllib.request.Request(
     "http://127.0.0.1:8000/v1/completions", json.dumps(body).encode(), {{"Content-Type": "application/json"}}
 )
-print(json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]["text"], end="")
+print(json.load(urllib.request.urlopen(request, timeout=300))["choices"][0]["text"], end="")
 """
 STREAM = """
 import json, sys, urllib.request
@@ -41,7 +41,7 @@ request = urllib.request.Request(
     json.dumps({{**body, "stream": True}}).encode(),
     {{"Content-Type": "application/json"}},
 )
-for line in urllib.request.urlopen(request, timeout=120):
+for line in urllib.request.urlopen(request, timeout=300):
     if line.startswith(b"data: {{"):
         event = json.loads(line[6:])
         assert "error" not in event, event
@@ -50,7 +50,7 @@ for line in urllib.request.urlopen(request, timeout=120):
 """
 STRANGER = """
 import socket, sys
-with socket.create_connection((sys.argv[1], 7001), timeout=30) as stranger:
+with socket.create_connection((sys.argv[1], 7001), timeout=300) as stranger:
     stranger.sendall(b"GET / HTTP/1.1\\r\\nHost: x\\r\\nUpgrade: websocket\\r\\n\\r\\n")
     while stranger.recv(4096):
         pass

@@ -30,7 +30,7 @@ from core.protocol.messages import (
 )
 from core.testing.cluster import COORDINATOR, Cluster
 
-SECONDS = 120
+SECONDS = 300
 CLOSED_SECONDS = 15.0
 """By when a port has closed a connection that it does not want: it gives a peer five seconds to say who it is."""
 PROMPT = "The layers of one model lie on several machines."

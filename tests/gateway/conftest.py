@@ -195,12 +195,12 @@ def settings() -> ApiSettings:
 
 @pytest.fixture
 async def address(engine: FakeEngine, settings: ApiSettings, nursery: trio.Nursery) -> tuple[str, int]:
-    with trio.fail_after(10):
+    with trio.fail_after(300):
         return await nursery.start(serve_http, engine, "127.0.0.1", 0, settings)
 
 
 @pytest.fixture
 async def client(address: tuple[str, int]) -> AsyncIterator[httpx.AsyncClient]:
-    with trio.fail_after(30):
-        async with httpx.AsyncClient(base_url=f"http://{address[0]}:{address[1]}", timeout=10) as client:
+    with trio.fail_after(300):
+        async with httpx.AsyncClient(base_url=f"http://{address[0]}:{address[1]}", timeout=300) as client:
             yield client

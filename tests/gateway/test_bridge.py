@@ -46,7 +46,7 @@ async def in_asyncio(function: Callable[..., Awaitable[Any]], *args: Any) -> Any
     async def main() -> Any:
         return await function(*args)
 
-    with trio.fail_after(10):
+    with trio.fail_after(300):
         return await trio.to_thread.run_sync(lambda: asyncio.run(main()))
 
 
@@ -103,7 +103,7 @@ async def test_a_producer_is_held_back_by_a_slow_reader(bridge: Bridge, nursery:
                 await anext(crossing)
 
     nursery.start_soon(in_asyncio, main)
-    with trio.fail_after(10):
+    with trio.fail_after(300):
         for read in range(3):
             while producer.given < read + WINDOW + 1:
                 await wait_all_tasks_blocked(0.01)
@@ -122,7 +122,7 @@ async def test_leaving_early_closes_the_producer(bridge: Bridge) -> None:
             await anext(crossing)
 
     await in_asyncio(main)
-    with trio.fail_after(30):
+    with trio.fail_after(300):
         await producer.left.wait()
     assert producer.finalised
 

@@ -17,7 +17,7 @@ MOST = 8
 
 
 async def test_one_connection_too_many_is_told_so_and_the_others_are_served(engine: Any, nursery: trio.Nursery) -> None:
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         host, port = await nursery.start(serve_http, engine, "127.0.0.1", 0, ApiSettings(max_connections=MOST))
         async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as client, AsyncExitStack() as idle:
             assert (await client.get("/v1/models")).status_code == 200

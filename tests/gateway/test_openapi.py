@@ -86,5 +86,5 @@ async def test_the_server_answers_as_it_says(address: tuple[str, int], engine: A
 
         hold()
 
-    with trio.fail_after(60):
+    with trio.fail_after(300):
         await trio.to_thread.run_sync(ask)

@@ -33,7 +33,7 @@ def gateway_threads() -> list[threading.Thread]:
 
 async def test_a_client_that_leaves_its_stream_frees_the_generation(address: tuple[str, int], engine: Any) -> None:
     engine.endless = "more "
-    with trio.fail_after(30):
+    with trio.fail_after(300):
         async with await trio.open_tcp_stream(*address) as client:
             await client.send_all(raw(STREAM))
             seen = b""
@@ -60,7 +60,7 @@ async def test_a_client_that_leaves_while_it_waits_frees_the_generation(
             answers.append(await client.post("/v1/completions", json={**COMPLETION, "stream": stream}))
 
     nursery.start_soon(ask)
-    with trio.fail_after(30):
+    with trio.fail_after(300):
         await engine.until(lambda e: e.sessions == 1)
         asking.cancel()
         await engine.until(lambda e: e.sessions == 0)
@@ -84,7 +84,7 @@ async def test_many_at_once(client: httpx.AsyncClient, engine: Any) -> None:
     async def ask() -> None:
         texts.append((await client.post("/v1/completions", json=COMPLETION)).json()["choices"][0]["text"])
 
-    with trio.fail_after(20):
+    with trio.fail_after(300):
         async with trio.open_nursery() as nursery:
             for _ in range(40):
                 nursery.start_soon(ask)
@@ -102,7 +102,7 @@ async def test_a_stopped_server_ends_what_is_open_and_leaves_nothing(engine: Any
     async def ask(client: httpx.AsyncClient, name: str, body: dict[str, Any]) -> None:
         answers[name] = await client.post("/v1/completions", json=body)
 
-    with trio.fail_after(20):
+    with trio.fail_after(300):
         async with trio.open_nursery() as clients:
             async with trio.open_nursery() as nursery:
                 host, port = await nursery.start(serve_http, engine, "127.0.0.1", 0)
@@ -127,7 +127,7 @@ async def test_a_stopped_server_ends_what_is_open_and_leaves_nothing(engine: Any
 
 
 async def _open_client(url: str, *, task_status: trio.TaskStatus[httpx.AsyncClient] = trio.TASK_STATUS_IGNORED) -> None:
-    async with httpx.AsyncClient(base_url=url, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=300) as client:
         task_status.started(client)
         await trio.sleep_forever()
 
@@ -136,7 +136,7 @@ async def test_a_client_that_does_not_read_holds_back_its_generation_and_no_shut
     engine: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.endless = "x" * 2**20
-    with trio.fail_after(20), trio.socket.socket() as client:
+    with trio.fail_after(300), trio.socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         async with trio.open_nursery() as nursery:
             await client.connect(await nursery.start(serve_http, engine, "127.0.0.1", 0))
@@ -153,7 +153,7 @@ async def test_a_client_that_does_not_read_holds_back_its_generation_and_no_shut
 @pytest.mark.parametrize("body", [STREAM, COMPLETION])
 async def test_a_client_that_does_not_read_is_cut_off(engine: Any, nursery: trio.Nursery, body: dict[str, Any]) -> None:
     engine.script = [Delta("x" * 2**24, 1, "stop")]
-    with trio.fail_after(20), trio.socket.socket() as client:
+    with trio.fail_after(300), trio.socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         address = await nursery.start(serve_http, engine, "127.0.0.1", 0, ApiSettings(patience=0.05))
         await client.connect(address)
@@ -170,14 +170,14 @@ async def test_a_client_that_does_not_send_its_request_is_cut_off(
     engine: Any, nursery: trio.Nursery, sent: bytes
 ) -> None:
     address = await nursery.start(serve_http, engine, "127.0.0.1", 0, ApiSettings(patience=0.05))
-    with trio.fail_after(20):
+    with trio.fail_after(300):
         async with await trio.open_tcp_stream(*address) as stream:
             await stream.send_all(sent)
             assert await stream.receive_some() == b""
 
 
 async def test_a_server_that_is_stopped_before_it_serves_leaves_nothing(engine: Any) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(300):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_http, engine, "127.0.0.1", 0)
             nursery.cancel_scope.cancel()
@@ -195,13 +195,13 @@ async def test_a_port_in_use_is_named(engine: Any) -> None:
 
 @pytest.mark.parametrize(("host", "port"), [("192.0.2.1", 0), ("no such host", 0), ("127.0.0.1", 70_000)])
 async def test_an_address_that_cannot_be_had_is_named(engine: Any, host: str, port: int) -> None:
-    with trio.fail_after(20), pytest.raises(ConfigError, match=f"{host}:{port}.*give an address"):
+    with trio.fail_after(300), pytest.raises(ConfigError, match=f"{host}:{port}.*give an address"):
         await serve_http(engine, host, port, ApiSettings(allow_anonymous=True))
 
 
 async def test_the_same_port_serves_again(engine: Any) -> None:
     port = 0
-    with trio.fail_after(20):
+    with trio.fail_after(300):
         async with trio.open_nursery() as clients:
             for _ in range(2):
                 async with trio.open_nursery() as nursery:

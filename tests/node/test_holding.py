@@ -18,7 +18,7 @@ from core.runtime.model import Model
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.lone_node import lone_node, shard_of
 
-SECONDS = 60
+SECONDS = 300
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ from core.runtime.stage import Stage
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.lone_node import TOKEN, PlayedCoordinator, lone_node, shard_of
 
-SECONDS = 60
+SECONDS = 300
 CPU = torch.device("cpu")
 HIDDEN = torch.randn(5, 64, generator=torch.Generator().manual_seed(3))
 

@@ -13,7 +13,7 @@ from core.testing.checkpoints import tiny_checkpoint
 from core.testing.lone_node import TOKEN, lone_node, shard_of
 from core.testing.transport import LOOPBACK, MemoryChannel, MemoryTransport
 
-SECONDS = 60
+SECONDS = 300
 
 
 class Odd:

@@ -28,7 +28,7 @@ from core.protocol.messages import (
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.lone_node import TOKEN, LoneNode, PlayedCoordinator, lone_node, shard_of
 
-SECONDS = 60
+SECONDS = 300
 NO_TOKEN = bytes(16)
 ROW = Tensor("fp32", 1, 64, bytes(256))
 RUN = RunDecode(5, [Segment(1, 0, 1, 1)], ROW)

@@ -23,9 +23,9 @@ import trio
 if TYPE_CHECKING:
     from PIL import Image
 
-SECONDS = 60
+SECONDS = 300
 END_SECONDS = 20
-FOUND_SECONDS = 30
+FOUND_SECONDS = 300
 POLL_SECONDS = 0.05
 PROGRAMS = ("Xvfb", "trayer", "dbus-daemon")
 BAR_HEIGHT = 32
@@ -57,7 +57,7 @@ def what_is_missing(folder: Path) -> str:
     if missing:
         return f"no {', '.join(missing)} here"
     asked = subprocess.run(
-        [sys.executable, "-c", _NEEDS_GI], env=with_gi(folder), capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", _NEEDS_GI], env=with_gi(folder), capture_output=True, text=True, timeout=300, check=False
     )
     return "" if asked.returncode == 0 else f"this Python has no GTK: {asked.stderr.strip().splitlines()[-1]}"
 
@@ -154,7 +154,7 @@ class Started:
 
     async def end(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
-        with trio.fail_after(END_SECONDS):
+        with trio.fail_after(SECONDS):
             return await self.process.wait()
 
 

@@ -30,7 +30,7 @@ from node_app.joining import Target
 from node_app.settings import Limits, SettingsFile
 from node_app.status import State, Status
 
-SECONDS = 60
+SECONDS = 300
 LIMITS = Limits(
     memory_gb=0.064, threads=1, device="cpu", pause_on_battery=False, cpu_percent=None, gpu_percent=None,
     free_memory_gb=None,

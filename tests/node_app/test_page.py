@@ -22,7 +22,7 @@ from node_app.page import TICKET_SECONDS, Page
 from node_app.settings import Hours, Limits, Settings
 from node_app.status import State, Status
 
-SECONDS = 30
+SECONDS = 300
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 JSON = {"Content-Type": "application/json"}
 
@@ -78,7 +78,7 @@ async def served() -> AsyncIterator[tuple[Page, Remembered, httpx.AsyncClient]]:
     with trio.fail_after(SECONDS + TICKET_SECONDS):
         async with trio.open_nursery() as nursery:
             await nursery.start(page.run)
-            async with httpx.AsyncClient(base_url=page.url, timeout=10) as client:
+            async with httpx.AsyncClient(base_url=page.url, timeout=300) as client:
                 yield page, commands, client
             nursery.cancel_scope.cancel()
 

@@ -16,7 +16,7 @@ pytest.importorskip("Xlib", reason="python-xlib comes with pystray on Linux")
 from node_app.pictures import COLOURS
 from node_app.status import Action, State, Status, menu
 
-SECONDS = 60
+SECONDS = 300
 PICTURES = "CORE_TEST_PICTURES"
 """The environment's name of a folder for photographs of the desktop."""
 

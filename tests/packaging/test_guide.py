@@ -57,7 +57,7 @@ def project(tmp_path: Path) -> Path:
 def run_python(*args: str, cwd: Path) -> None:
     env = os.environ | {"PYTHONPATH": str(cwd), "PYTEST_ADDOPTS": ""}
     command = [sys.executable, *args]
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -372,5 +372,5 @@ def test_the_tokenizer_comes_from_the_same_revision(hub: LoopbackHub, tmp_path: 
     for endpoint in (hub.url, "http://127.0.0.1:9"):
         environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_TELEMETRY": "1"}
         run = [sys.executable, "-c", script]
-        done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=300, check=False)
         assert done.stdout.strip() == expected, done.stderr

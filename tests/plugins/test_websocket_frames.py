@@ -20,7 +20,7 @@ from core import Channel
 from core.errors import ChannelClosed
 from core.testing.contracts import HOST, echo, listening
 
-PATIENCE = 10
+PATIENCE = 300
 LIMIT = 100_000
 SIZES = (0, 1, 125, 126, 65_535, 65_536)
 UPGRADE = (

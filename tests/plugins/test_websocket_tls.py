@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import trio
 from core_plugin_websocket.transport import TrioWebsocketTransport
+from trio.testing import MockClock
 
 from core import Channel, ChannelClosed, Handler, TrustError
 from core.testing.contracts import HOST, TransportContract, echo, listening
 from core.trust.identity import Identity
 
-SECONDS = 20
+SECONDS = 300
+HANDSHAKE_SECONDS = 100
 PLAIN = b"a hidden state that nobody may read" * 20
 IDENTITY = Identity.fresh()
 BEGUN = b"\x16\x03\x01\x00\xc8\x01\x00\x00\xc4\x03\x03"
@@ -40,7 +42,13 @@ class TestEncryptedWebsocket(TransportContract):
 
 @pytest.fixture
 def transport() -> Encrypted:
-    return Encrypted(handshake_timeout=0.5)
+    return Encrypted(handshake_timeout=HANDSHAKE_SECONDS)
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    """Runs as a real one does, and can be put forward."""
+    return MockClock(rate=1.0)
 
 
 @asynccontextmanager
@@ -72,7 +80,7 @@ async def test_whoever_listens_on_the_way_reads_nothing(transport: Encrypted, si
     message = (PLAIN * (size // len(PLAIN) + 1))[:size]
     with trio.fail_after(SECONDS):
         async with listening(transport, echo) as port, tapped(port) as (tap, seen):
-            async with transport.dial(HOST, tap, timeout=5) as channel:
+            async with transport.dial(HOST, tap, timeout=SECONDS) as channel:
                 for _ in range(3):
                     await channel.send(message)
                     assert await channel.receive() == message
@@ -98,7 +106,7 @@ async def test_another_machine_gets_nothing_but_the_handshake(transport: Encrypt
             listeners = await trio.open_tcp_listeners(0, host=HOST)
             nursery.start_soon(trio.serve_listeners, serve, listeners)
             with pytest.raises(TrustError, match="is not the machine that was expected"):
-                async with transport.dial(HOST, listeners[0].socket.getsockname()[1], timeout=5):
+                async with transport.dial(HOST, listeners[0].socket.getsockname()[1], timeout=SECONDS):
                     pytest.fail("it is connected")
             await over.wait()
             nursery.cancel_scope.cancel()
@@ -109,7 +117,7 @@ async def test_a_listener_without_credentials_is_no_use(transport: Encrypted) ->
     with trio.fail_after(SECONDS):
         async with listening(TrioWebsocketTransport(), echo) as port:
             with pytest.raises(ChannelClosed, match="no encrypted connection"):
-                async with transport.dial(HOST, port, timeout=5):
+                async with transport.dial(HOST, port, timeout=SECONDS):
                     pytest.fail("it is connected")
 
 
@@ -126,15 +134,16 @@ async def test_only_tls_1_3_is_spoken(transport: Encrypted) -> None:
 
 @pytest.mark.parametrize("first", [b"", b"\x16", BEGUN, b"\x16" + bytes(5000)], ids=["none", "one", "some", "wrong"])
 async def test_a_handshake_that_is_not_finished_ends_in_time_and_holds_up_nobody(
-    transport: Encrypted, first: bytes
+    transport: Encrypted, first: bytes, clock: MockClock
 ) -> None:
     with trio.fail_after(SECONDS):
         async with listening(transport, echo) as port, await trio.open_tcp_stream(HOST, port) as hanging:
             if first:
                 await hanging.send_all(first)
-            async with transport.dial(HOST, port, timeout=5) as channel:
+            async with transport.dial(HOST, port, timeout=SECONDS) as channel:
                 await channel.send(b"hello")
                 assert await channel.receive() == b"hello"
+            clock.jump(HANDSHAKE_SECONDS)
             with suppress(trio.BrokenResourceError):
                 while await hanging.receive_some():
                     pass
@@ -150,7 +159,7 @@ async def test_a_server_that_never_shakes_hands_is_given_up(transport: Encrypted
 
 async def test_there_is_no_way_past_the_event_loop(transport: Encrypted) -> None:
     with trio.fail_after(SECONDS):
-        async with listening(transport, echo) as port, transport.dial(HOST, port, timeout=5) as channel:
+        async with listening(transport, echo) as port, transport.dial(HOST, port, timeout=SECONDS) as channel:
             assert not channel.send_now(b"hello")
             await channel.send(b"after all")
             assert await channel.receive() == b"after all"

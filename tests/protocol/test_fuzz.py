@@ -56,7 +56,7 @@ MUTANTS = 40_000 * TIMES
 PROOFS = 10_000 * TIMES
 GREETINGS = 1_000 * TIMES
 INVITES = 10_000 * TIMES
-SECONDS = 60 * TIMES
+SECONDS = 300 * TIMES
 LONGEST_LIFE = 40
 """Frames that one decoder is fed at most, for a link that breaks the protocol is cut off."""
 MEMORY = 16 * 2**20
@@ -266,7 +266,7 @@ async def greet(
     stranger: Identity,
 ) -> None:
     """With what may be a greeting, changed a little, or any other message. Returns when it was refused."""
-    async with transport.dial(HOST, port, timeout=5, pin=listener) as channel:
+    async with transport.dial(HOST, port, timeout=SECONDS, pin=listener) as channel:
         challenge = await spoken(channel)
         assert isinstance(challenge, Challenge)
         proof = signature(stranger, "node", challenge.nonce, listener)

@@ -26,7 +26,7 @@ async def test_sever_ends_the_connections_of_one_port_at_both_ends() -> None:
             await channel.receive()
         learnt.set()
 
-    with trio.fail_after(30):
+    with trio.fail_after(300):
         async with (
             listening(transport, serve) as port,
             listening(transport, echo) as other_port,

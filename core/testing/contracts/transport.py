@@ -15,7 +15,7 @@ from core.interfaces.transport import Channel, Handler, Transport
 from core.trust.identity import Identity
 
 HOST = "127.0.0.1"
-PATIENCE = 20.0
+PATIENCE = 120.0
 """Seconds that a test may take before it counts as hung."""
 
 
