@@ -140,7 +140,7 @@ async def test_a_server_that_has_one_is_open_to_others(engine: Any, nursery: Any
 
 def test_keys_stand_one_a_line() -> None:
     assert parse_keys("one\n\n two \r\n", "x") == {"one", "two"}
-    assert "one" not in repr(ApiSettings(keys=parse_keys("one", "x")))
+    assert "a-key" not in repr(ApiSettings(keys=parse_keys("a-key", "x")))
 
 
 @pytest.mark.parametrize("text", ["", " \n", "a b", "schlüssel", "a\tb"])
