@@ -25,9 +25,9 @@ START_SECONDS = 120
 
 @contextmanager
 def home(setting: Setting) -> Iterator[tuple[Path, dict[str, str]]]:
-    """An empty folder, and an environment whose home it is."""
+    """An empty folder, and an environment whose home and working directory it is."""
     with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder), {**setting.environment, "HOME": folder}
+        yield Path(folder), {**setting.environment, "HOME": folder, "PWD": folder}
 
 
 def command(setting: Setting, name: str) -> str:
@@ -114,8 +114,8 @@ def opencode(setting: Setting) -> str:
     with home(setting) as (folder, environment):
         (folder / "opencode.json").write_text(json.dumps(config))
         request = call_request("bash", command="echo Paris", description="x")
-        run = (command(setting, "opencode"), "run", "--agent", "brief", "--model", f"core/{name}", request)
-        return right(output(*run, env=environment, folder=folder))
+        run = (command(setting, "opencode"), "run", "--agent", "brief", "--model", f"core/{name}")
+        return right(output(*run, env=environment, folder=folder, given=request))
 
 
 def aider(setting: Setting) -> str:

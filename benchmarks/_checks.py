@@ -75,12 +75,13 @@ def python_program(package: str, how: str) -> Callable[[Setting], str]:
     return version
 
 
-def output(*command: str, env: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
+def output(*command: str, env: Mapping[str, str] | None = None, folder: Path | None = None, given: str = "") -> str:
+    """What a command prints that reads `given`. Raises RuntimeError where it fails."""
     done = subprocess.run(
         command,
         env=env,
         cwd=folder,
-        stdin=subprocess.DEVNULL,
+        input=given,
         capture_output=True,
         text=True,
         timeout=PROGRAM_SECONDS,
