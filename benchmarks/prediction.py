@@ -1,7 +1,7 @@
 """What a token of one stream is predicted to take, against what it takes: local clusters of the demo's model.
 
-Two nodes, three, two of which one is nice to other programs, and two of which one has another thread. The first
-prediction is made of what nodes found while they were idle, the second of what serving has shown. Without HTTP.
+Two nodes, three, two of which one has a core with another busy program, and two of which one has another thread. The
+first prediction is made of what nodes found while they were idle, the second of what serving has shown. Without HTTP.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from core.interfaces.dtypes import DType
 from core.interfaces.engine import Conversation, GenerationRequest
 
 PLAIN: tuple[str, ...] = ()
-NICE = ("nice", "-n", "19")
+SHARED = ("taskset", "-c", "1")
+BUSY = [*SHARED, sys.executable, "-c", "while True: pass"]
 KINDS: dict[str, list[tuple[tuple[str, ...], int]]] = {
     "two nodes": [(PLAIN, 1)] * 2,
     "three nodes": [(PLAIN, 1)] * 3,
-    "two, one nice": [(PLAIN, 1), (NICE, 1)],
+    "two, one with half a core": [(PLAIN, 1), (SHARED, 1)],
     "two, one with 2 threads": [(PLAIN, 1), (PLAIN, 2)],
 }
 """What each node's command begins with, and its threads."""
@@ -74,6 +75,8 @@ async def cluster(dtype: DType, nodes: Sequence[tuple[tuple[str, ...], int]]) ->
             named = ["--node-id", f"node-{number}", "--threads", str(threads), "--log-level", "warning"]
             run = partial(trio.run_process, [*before, *joining, *named], stdout=subprocess.DEVNULL, check=False)
             nursery.start_soon(run)
+            if before == SHARED:
+                nursery.start_soon(trio.run_process, BUSY)
         await until_ready(server)
         yield server
         nursery.cancel_scope.cancel()
@@ -93,6 +96,8 @@ async def report(server: Server, kind: str, rounds: int, tokens: int) -> None:
         print(verdict(f"{when}: within {GOAL:.0%}", off <= GOAL))
     for node in status.nodes:
         print(f"{node.node_id:<11} {1000 * statistics.mean(node.row_seconds):.3f} ms for a layer and row")
+    hops = ", ".join(f"{hop.node_id} computes {hop.compute_ms:.2f}, waits {hop.queue_ms:.2f}" for hop in status.hops)
+    print(f"traced      {hops}, between hops {status.wire_ms:.2f}")
     print("wires       " + ", ".join(f"{'-'.join(wire.ends)} {1000 * wire.seconds:.2f} ms" for wire in status.wires))
 
 
@@ -117,6 +122,6 @@ async def seconds_per_token(server: Server, tokens: int) -> float:
 
 
 if __name__ == "__main__":
-    if sys.platform == "win32":
-        sys.exit("nice is not there on Windows")
+    if sys.platform != "linux":
+        sys.exit("taskset is there on Linux alone")
     trio.run(main)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import threading
 import time
 from collections import deque
@@ -30,8 +31,9 @@ GREETING_BYTES = 64 * 1024
 """The largest frame that is taken from a peer before it has said who it is."""
 _QUEUE = 256
 _ROUND_TRIPS, _FEW = 16, 3
-PROBES, PROBE_BYTES = 3, 64 * 1024
-"""Heartbeats that carry so much, to see how much longer they take: once, after the first few."""
+PROBES, PROBE_BYTES = 4, 64 * 1024
+"""Heartbeats that carry so much, to see how much longer they take: once, after the first few, one at the other's heels
+so that TCP has seen by the last what the network takes."""
 _NOISE_SECONDS = 1e-4
 """What two heartbeats differ by anyhow."""
 _FLUSH_SECONDS = 1.0
@@ -73,6 +75,11 @@ class Link:
         None before the first few.
         """
         return min(self._round_trips) if len(self._round_trips) >= _FEW else None
+
+    @property
+    def typical_round_trip(self) -> float | None:
+        """The median of the last heartbeats', in seconds: what a message has to expect, busy machines included."""
+        return statistics.median(self._round_trips) if len(self._round_trips) >= _FEW else None
 
     @property
     def bandwidth(self) -> float:
@@ -136,7 +143,10 @@ class Link:
         seconds = max(0, _now_us() - pong.sent_us) / 1e6
         if len(pong.padding) == PROBE_BYTES:
             self._probed.append(seconds)
-            self.measured.set()
+            if self._probes > 0:
+                self._probe()
+            else:
+                self.measured.set()
         else:
             self._round_trips.append(seconds)
 
@@ -214,10 +224,14 @@ class Link:
 
     async def _beat(self, interval: float) -> None:
         while True:
-            probes = self._probes > 0 and self.round_trip is not None
-            self._probes -= probes
-            self.try_send(Ping(_now_us(), bytes(PROBE_BYTES) if probes else b""))
+            if self._probes == PROBES and self.round_trip is not None:
+                self._probe()
+            else:
+                self.try_send(Ping(_now_us()))
             await trio.sleep(interval)
+
+    def _probe(self) -> None:
+        self._probes -= self.try_send(Ping(_now_us(), bytes(PROBE_BYTES)))
 
 
 def _now_us() -> int:

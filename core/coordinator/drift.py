@@ -88,8 +88,10 @@ class DriftWatch:
         for subject in drifted:
             if isinstance(subject, Hop):
                 _tell(subject, self._drifts[subject])
-        taken = self._times.token if route else 0.0
-        if drifted or (taken and self._excess.note(hops, taken, self._planning.token_seconds(hops), now)):
+        corrected = self._excess.forgive(self._members.all(), now)
+        if route and (taken := self._times.token):
+            corrected |= self._excess.note(hops, taken, self._planning.token_seconds(hops), now)
+        if drifted or corrected:
             self._on_drift()
 
     def slowness(self, member: Member) -> str:

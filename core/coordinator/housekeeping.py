@@ -43,7 +43,7 @@ class Housekeeping:
 
     def tidy(self, route: Route, members: Sequence[Member], nursery: trio.Nursery) -> None:
         """`route` serves, and no other is alive or being made: members let go of what it does without."""
-        spares = [member for member in members if not member.hops and not member.paused and not member.failed_lately]
+        spares = [member for member in members if self._may_stand_in(member)]
         wanted = self._stand_ins(route, spares) if self._in_memory or self._planning.from_hub else {}
         for member in members:
             if not member.paused:
@@ -62,6 +62,10 @@ class Housekeeping:
         member = hop.member
         loading = [other for other in member.stand_ins if other.state is HopState.LOADING]
         self._release(member, [other for other in loading if other.layers != hop.layers])
+
+    def _may_stand_in(self, member: Member) -> bool:
+        rests = not member.hops and not member.paused and not member.failed_lately
+        return rests and not self._planning.requirements.lacking(member)
 
     def _stand_ins(self, route: Route, spares: Sequence[Member]) -> dict[Member, list[range]]:
         """For each spare the hops whose layers it stands in for: each hop once, as far as there is memory for it."""

@@ -33,7 +33,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     head: Head
     manifest: Manifest
-    head_seconds: float
+    head_seconds: float = 0.0
     """What embedding and head take for one token."""
 
     @property

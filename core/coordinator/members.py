@@ -101,6 +101,8 @@ class Member:
         )
         self.excess = 0.0
         """Seconds for each byte that a row reads on it, beyond what it says: it was seen to be so much slower."""
+        self.charged_at = 0.0
+        """When that was found, by trio's clock."""
         self._news: deque[float] = deque(maxlen=_MAX_NEWS)
         """When the last ones came."""
         self.failure: Failure | None = None
@@ -261,7 +263,7 @@ class Members:
         self._by_id: dict[str, Member] = {}
         self._failures: dict[str, Failure] = {}
         """Of nodes that have gone: to come back is not to be chosen again."""
-        self._excesses: dict[str, float] = {}
+        self._excesses: dict[str, tuple[float, float]] = {}
         """Of nodes that have gone: nor to be believed again."""
         self._changed = trio.Event()
 
@@ -274,7 +276,8 @@ class Members:
         if old is not None:
             old.dismiss(Error(ErrorCode.REPLACED, f"a node joined later as {old.node_id!r}"))
         member.has_failed(old.failure if old is not None else self._failures.get(member.node_id))
-        member.excess = old.excess if old is not None else self._excesses.get(member.node_id, 0.0)
+        found = (old.excess, old.charged_at) if old is not None else self._excesses.get(member.node_id, (0.0, 0.0))
+        member.excess, member.charged_at = found
         self._by_id[member.node_id] = member
         self.notify()
 
@@ -290,8 +293,8 @@ class Members:
             self._failures[gone.node_id] = gone.failure
         recent = [(node_id, failure) for node_id, failure in self._failures.items() if failure.is_recent]
         self._failures = dict(recent[-_REMEMBERED:])
-        excesses = {**self._excesses, gone.node_id: gone.excess}
-        self._excesses = dict([(node_id, excess) for node_id, excess in excesses.items() if excess][-_REMEMBERED:])
+        excesses = {**self._excesses, gone.node_id: (gone.excess, gone.charged_at)}
+        self._excesses = dict([(node_id, found) for node_id, found in excesses.items() if found[0]][-_REMEMBERED:])
 
     def spare(self, reasons: Mapping[str, str]) -> None:
         """A route serves: whoever has no part in any is spare, for the reason by its id or for none."""

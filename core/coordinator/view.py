@@ -108,7 +108,7 @@ def _node_status(member: Member, supervisor: Supervisor | None) -> NodeStatus:
         sessions=reported.sessions,
         free_memory=reported.free_memory,
         link=hop.link if hop else "",
-        detail=member.detail or (supervisor.drift.slowness(member) if supervisor else ""),
+        detail=_detail(member, supervisor),
         progress=member.progress,
         row_seconds=tuple(map(_rounded, speeds.row_seconds(member))) if speeds else (),
         chunk_seconds=tuple(map(_rounded, speeds.chunk_seconds(member))) if speeds else (),
@@ -116,12 +116,20 @@ def _node_status(member: Member, supervisor: Supervisor | None) -> NodeStatus:
     )
 
 
+def _detail(member: Member, supervisor: Supervisor | None) -> str:
+    """Why it can hold no layers, or what it is at, or that it is slow."""
+    if supervisor is None:
+        return member.detail
+    return supervisor.planning.requirements.lacking(member) or member.detail or supervisor.drift.slowness(member)
+
+
 def _left_out(live: Live) -> dict[str, str]:
     """Who holds no layers, and why: by the plan, for having joined after it, or for being paused."""
     planned = dict(live.supervisor.left_out) if live.supervisor else {}
     resting = (MemberState.SPARE, MemberState.PAUSED)
-    without = [member for member in live.members.all() if member.state in resting and member.detail]
-    return planned | {member.node_id: member.detail for member in without}
+    resting_ones = [member for member in live.members.all() if member.state in resting]
+    details = {member.node_id: _detail(member, live.supervisor) for member in resting_ones}
+    return planned | {node_id: detail for node_id, detail in details.items() if detail}
 
 
 def _kv(live: Live) -> KVStatus:

@@ -15,6 +15,8 @@ from core.protocol.fields import PeerLink
 Ends = tuple[str, str]
 MAX_PAIRS = 1024
 MAX_WIRE_SECONDS = 60.0
+MESSAGE_SECONDS = 0.0005
+"""What a message costs more than a heartbeat does: at both ends a stage's weights have gone through the caches."""
 
 
 class Wires:
@@ -35,8 +37,8 @@ class Wires:
         """What `member`, a hop of `route`, says of its link to the next hop."""
         for hop, following in pairwise(route.hops):
             if hop.number == link.hop and hop.member is member:
-                seconds = min(link.round_trip_us / 2e6, MAX_WIRE_SECONDS)
-                self.note(member.node_id, following.member.node_id, Wire(seconds, link.bandwidth))
+                wire = _wire(link.round_trip_us / 1e6, link.bandwidth)
+                self.note(member.node_id, following.member.node_id, wire)
 
     def note_relayed(self, route: Route) -> None:
         """`route` is linked: where that took a relay, it will another time."""
@@ -58,7 +60,12 @@ class Wires:
 
 def wire_of(link: Link) -> Wire | None:
     """None before the first few heartbeats."""
-    return Wire(link.round_trip / 2, link.bandwidth) if link.round_trip is not None else None
+    round_trip = link.typical_round_trip
+    return _wire(round_trip, link.bandwidth) if round_trip is not None else None
+
+
+def _wire(round_trip: float, bandwidth: float) -> Wire:
+    return Wire(min(round_trip / 2, MAX_WIRE_SECONDS) + MESSAGE_SECONDS, bandwidth)
 
 
 def _joined(one: Wire | None, other: Wire | None) -> Wire | None:

@@ -15,13 +15,14 @@ from core.interfaces.transport import Channel
 from core.link import Link, first_message
 from core.node.asking import Request
 from core.node.hop import Hop
+from core.node.layer_keeper import KV_SHARE
 from core.node.loading import Preparation
 from core.node.peers import accept_downstream
 from core.node.proof import answer_challenge
 from core.node.report import StateReport, installed, layer_times
 from core.node.state import Node
 from core.protocol.codec import Packet
-from core.protocol.fields import PeerLink, clipped
+from core.protocol.fields import clipped
 from core.protocol.messages import (
     PROTOCOL_VERSION,
     Asking,
@@ -41,7 +42,7 @@ from core.protocol.messages import (
     StandBy,
 )
 from core.runtime.device import free_memory, give_back_memory
-from core.runtime.stage import Stage
+from core.runtime.speed import speed_now
 from core.trust.addresses import is_loopback
 
 _REFUSALS: dict[str, type[CoreError]] = {
@@ -51,6 +52,9 @@ _REFUSALS: dict[str, type[CoreError]] = {
 """For good: it is of no use to come again."""
 MAX_HOPS = 16
 """How many hops, and layers that are loaded to stand by, a node has at once."""
+LOOK_SECONDS = 600.0
+"""How often a node without hops looks whether it is as fast as it was when it started."""
+AS_FAST = 0.85
 _log = logging.getLogger(__name__)
 
 
@@ -63,7 +67,7 @@ class Connection:
         self._link = link
         self._hops: dict[int, Hop | Preparation] = {}
         """By their numbers, the newest last."""
-        self._report = StateReport(node, link, self._stages, self._links)
+        self._report = StateReport(node, link, self._serving)
         self._let_go = trio.Event()
         """Set when the coordinator keeps no layers here."""
 
@@ -77,6 +81,7 @@ class Connection:
             self._node.activity.become("waiting")
             nursery.start_soon(self._tell_duty, paused, nursery.cancel_scope)
             nursery.start_soon(self._report.run)
+            nursery.start_soon(self._look_again)
             with self._node.presence.welcomed():
                 try:
                     while True:
@@ -200,11 +205,19 @@ class Connection:
         else:
             activity.become("spare")
 
-    def _stages(self) -> list[Stage]:
-        return [hop.stage for hop in self._hops.values() if isinstance(hop, Hop) and hop.stage is not None]
+    async def _look_again(self) -> None:
+        """Whoever serves nobody for having become slow is not taken to be slow for ever."""
+        node = self._node
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            if self._hops or node.compute.is_busy:
+                continue
+            speed = await node.compute.run(speed_now, node.device)
+            if speed.row >= AS_FAST * node.speed.row and node.times.forget_serving():
+                self._report.changed()
 
-    def _links(self) -> list[PeerLink]:
-        return [link for hop in self._hops.values() if isinstance(hop, Hop) and (link := hop.link_onward) is not None]
+    def _serving(self) -> list[Hop]:
+        return [hop for hop in self._hops.values() if isinstance(hop, Hop)]
 
     async def _answer_keep(self, let_go: bool) -> None:
         if let_go:
@@ -236,7 +249,10 @@ def _farewell(message: Error) -> CoreError:
 
 
 def hello(node: Node, peer_hosts: list[str], peer_port: int) -> Hello:
-    """What this node offers. Memory that layers hold counts as free: others can take their place."""
+    """What this node offers. Memory that layers hold counts as free: others can take their place.
+
+    Of what its owner's bound allows no more is offered than may be filled of what is free.
+    """
     free = free_memory(node.device) + node.keeper.nbytes
     return Hello(
         protocol=PROTOCOL_VERSION,
@@ -245,7 +261,7 @@ def hello(node: Node, peer_hosts: list[str], peer_port: int) -> Hello:
         core_version=core.__version__,
         selected_device=str(node.device),
         max_memory_bytes=node.max_memory,
-        free_memory=free if node.max_memory is None else min(free, node.max_memory),
+        free_memory=free if node.max_memory is None else min(int(KV_SHARE * free), node.max_memory),
         speed=node.speed.row,
         chunk_speed=node.speed.chunk,
         layer_times=layer_times(node),

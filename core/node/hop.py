@@ -178,13 +178,17 @@ class Hop:
         await link.measured.wait()
         self._report.changed()
 
+    def tell_times(self) -> None:
+        """Has the node know how long the layers take, as far as serving has shown it."""
+        self._times.tell()
+
     @property
     def link_onward(self) -> PeerLink | None:
         """What was measured of the link to the next hop; None if nothing was, or there is none."""
         link = self.downstream
-        if link is None or link.round_trip is None:
+        if link is None or link.typical_round_trip is None:
             return None
-        return PeerLink(self.assignment.hop, round(1e6 * link.round_trip), round(link.bandwidth))
+        return PeerLink(self.assignment.hop, round(1e6 * link.typical_round_trip), round(link.bandwidth))
 
     async def _peer_lost(self, which: str, error: CoreError) -> None:
         reason = clipped(f"the link to the {which} node: {error.reason}")

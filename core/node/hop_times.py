@@ -48,8 +48,9 @@ class HopTimes:
             self._rows.append(seconds)
         elif rows >= MIN_CHUNK_ROWS:
             self._chunks.append(seconds * CHUNK_ROWS / rows)
-        else:
-            return
+
+    def tell(self) -> None:
+        """The node is about to say how long layers take: what serving has shown of these is among it."""
         row = statistics.median(self._rows) if len(self._rows) >= _MIN_ROWS else 0.0
         chunk = statistics.median(self._chunks) if self._chunks else 0.0
         if row or chunk:
@@ -66,7 +67,7 @@ class HopTimes:
             if found is not None:
                 times = by_kind(found, self._costs)
                 await trio.to_thread.run_sync(self._node.times.keep, times)
-                self._node.times.note(times)
+                self._node.times.find(times)
                 report.changed()
                 return
             await trio.sleep(_REST_SECONDS)

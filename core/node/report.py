@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import trio
 
 from core.link import Link
 from core.node.state import Node
 from core.plugins import PluginHost
-from core.protocol.fields import Holding, LayerTime, PeerLink, Plugin
+from core.protocol.fields import Holding, LayerTime, PeerLink, Plugin, clipped
 from core.protocol.messages import NodeState
 from core.runtime.device import free_memory
 from core.runtime.stage import Stage
@@ -21,6 +21,16 @@ _TOLD_PLUGINS, _TOLD_ADDS = 128, 256
 _NEEDED = ("architecture ", "quantizer ", "checkpoint format ")
 
 
+class ReportedHop(Protocol):
+    """What is told of a hop."""
+
+    stage: Stage | None
+
+    @property
+    def link_onward(self) -> PeerLink | None: ...
+    def tell_times(self) -> None: ...
+
+
 class StateReport:
     """`run` it in a task: it tells the coordinator what `changed`, a few times in a second at most."""
 
@@ -28,13 +38,11 @@ class StateReport:
         self,
         node: Node,
         control: Link,
-        stages: Callable[[], Sequence[Stage]],
-        links: Callable[[], list[PeerLink]],
+        hops: Callable[[], Sequence[ReportedHop]],
     ) -> None:
         self._node = node
         self._control = control
-        self._stages = stages
-        self._links = links
+        self._hops = hops
         self._kv_room: int | None = None
         self._holdings: list[Holding] = []
         self._changed = trio.Event()
@@ -55,7 +63,10 @@ class StateReport:
         The room for them is measured when layers changed, and always told with the layers that it is beside.
         """
         node = self._node
-        usage = await node.compute.run(_usage_of, self._stages())
+        hops = self._hops()
+        usage = await node.compute.run(_usage_of, [hop.stage for hop in hops if hop.stage is not None])
+        for hop in hops:
+            hop.tell_times()
         if layers_changed or self._kv_room is None:
             self._kv_room, self._holdings = node.keeper.kv_room(usage.kv_bytes), node.keeper.holdings()
         node.activity.kv_bytes, node.activity.weight_bytes = usage.kv_bytes, node.keeper.nbytes
@@ -65,7 +76,7 @@ class StateReport:
             self._kv_room,
             self._holdings,
             layer_times=layer_times(node),
-            links=self._links(),
+            links=[link for hop in hops if (link := hop.link_onward) is not None],
             on_disk=node.disk.told,
             load_speed=node.disk.speed,
         )
@@ -75,7 +86,15 @@ class StateReport:
 def installed(plugins: PluginHost) -> list[Plugin]:
     """What a model may need of them, as much as the wire has room for."""
     added = [(each, [name for name in each.adds if name.startswith(_NEEDED)][:_TOLD_ADDS]) for each in plugins.loaded]
-    return [Plugin(each.distribution, each.version, adds) for each, adds in added if adds][:_TOLD_PLUGINS]
+    told = [
+        Plugin(_name(each.distribution), _name(each.version), list(map(_name, adds))) for each, adds in added if adds
+    ]
+    return told[:_TOLD_PLUGINS]
+
+
+def _name(text: str) -> str:
+    """As far as a `Name` field takes it."""
+    return clipped(text)[:256]
 
 
 def layer_times(node: Node) -> list[LayerTime]:

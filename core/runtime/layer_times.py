@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,12 +61,24 @@ class KeptTimes:
         self._machine = f"{machine()}, {device_name(device)}, {torch.get_num_threads()} threads"
         kept = (self._file.read() or {}).get(self._machine, {})
         self.by_kind = {bytes.fromhex(kind): Times(*times) for kind, times in kept.items() if _are_times(*times)}
+        self._idle = dict(self.by_kind)
+
+    def find(self, found: Mapping[bytes, Times]) -> None:
+        """Layers were timed while nobody was served."""
+        self._idle.update(found)
+        self.note(found)
 
     def note(self, found: Mapping[bytes, Times]) -> None:
-        """For as long as this process lives."""
+        """Serving has shown it, for as long as this process lives."""
         for kind, times in found.items():
             before = self.by_kind.pop(kind, Times(0.0, 0.0))
             self.by_kind[kind] = Times(times.row or before.row, times.chunk or before.chunk)
+
+    def forget_serving(self) -> bool:
+        """What was found while nobody was served holds again. Whether that is something else."""
+        before = dict(self.by_kind)
+        self.by_kind.update(self._idle)
+        return self.by_kind != before
 
     def keep(self, found: Mapping[bytes, Times]) -> None:
         """For later ones too. It writes a file."""
@@ -82,7 +93,9 @@ def _are_times(row: float, chunk: float) -> bool:
 
 
 async def time_stage(compute: ComputeThread, stage: Stage, width: int) -> Times | None:
-    """What the layers of `stage` take, for rows of no session. None if somebody else needs the thread meanwhile.
+    """What the layers of `stage` take, for rows of no session: the least of a few tries, for others may be busy here.
+
+    None if somebody else needs the thread meanwhile.
 
     It is kept from them for the time of one row, or for a few rows of a prompt, at once. Raises StageError for a stage
     that can't compute.
@@ -106,7 +119,7 @@ async def time_stage(compute: ComputeThread, stage: Stage, width: int) -> Times 
         if compute.is_busy:
             return None
         chunks.append(await seconds(many))
-    return Times(statistics.median(rows), min(chunks) * CHUNK_ROWS / many)
+    return Times(min(rows), min(chunks) * CHUNK_ROWS / many)
 
 
 def _failed(error: BaseException) -> StageError:

@@ -24,10 +24,14 @@ class WeightSpeed(NamedTuple):
 
 @cache
 def weight_speed(device: torch.device) -> WeightSpeed:
+    """Measured once per process."""
+    return speed_now(device)
+
+
+def speed_now(device: torch.device) -> WeightSpeed:
     """The best of a few tries, of dense weights, in float32 on a CPU and in float16 elsewhere; takes milliseconds.
 
-    Measured once per process. What a decode step waits for is that all weights are read once, and what a prompt waits
-    for are the products.
+    What a decode step waits for is that all weights are read once, and what a prompt waits for are the products.
     """
     on_cpu = device.type == "cpu"
     # For a row so much that it fits no cache, and that what a call costs counts for little.

@@ -64,7 +64,7 @@ def test_of_a_plugin_without_a_package_only_the_name_is_known() -> None:
 
 
 async def test_a_node_without_the_family_is_left_out_with_a_sentence(
-    model: Path, prompt: tuple[int, ...], oracle: str, monkeypatch: pytest.MonkeyPatch
+    model: Path, prompt: tuple[int, ...], oracle: str
 ) -> None:
     others = [Plugin(DISTRIBUTION, "0.0.1", ["architecture other"])]
     elsewhere: dict[str, Any] = {"free_memory": 2**40, "max_memory_bytes": 2**40, "plugins": others}
@@ -77,4 +77,7 @@ async def test_a_node_without_the_family_is_left_out_with_a_sentence(
             await cluster.start_node("a")
             status = await cluster.ready()
             assert said in status.left_out["older"]
+            async with cluster.join("later", **elsewhere):
+                status = await cluster.until(lambda status: "later" in status.left_out)
+                assert said in status.left_out["later"]
             assert await cluster.text(prompt, 24) == oracle

@@ -11,13 +11,13 @@ import pytest
 from core.coordinator import drift as drifts
 from core.coordinator import excess as excesses
 from core.coordinator.drift import HOLD_SECONDS, Drift, Pace
-from core.coordinator.excess import Excess
+from core.coordinator.excess import FORGIVE_SECONDS, Excess
 from core.coordinator.hop import DIRECT, Hop
 from core.coordinator.members import Member, Members
 from core.coordinator.route import Route
 from core.coordinator.speeds import MAX_READ_SPEED, MAX_SECONDS, Speeds
 from core.coordinator.token_times import MIN_STEPS, STEPS, TokenTimes
-from core.coordinator.wires import MAX_PAIRS, Wires
+from core.coordinator.wires import MAX_PAIRS, MESSAGE_SECONDS, Wires
 from core.interfaces.planner import COORDINATOR, Wire
 from core.link import Link
 from core.protocol.fields import LayerTime, PeerLink
@@ -31,7 +31,7 @@ MS = 10**6
 
 class FakeLink:
     def __init__(self, round_trip: float | None, bandwidth: float) -> None:
-        self.round_trip, self.bandwidth = round_trip, bandwidth
+        self.typical_round_trip, self.bandwidth = round_trip, bandwidth
 
 
 def member(node_id: str = "a", *, round_trip: float | None = None, bandwidth: float = 0.0, **hello: Any) -> Member:
@@ -96,13 +96,25 @@ def test_who_claims_to_be_infinitely_fast_pays_for_what_a_token_takes() -> None:
 
     found = hold(Excess(speeds), route, 0.1, predicted)
     assert found.count(True) == 1, "once it is explained there is nothing to correct"
-    assert predicted() == pytest.approx(0.1)
-    assert honest.excess < liar.excess
-    assert sum(speeds.row_seconds(liar)[:2]) == pytest.approx(0.05), "of two that may be lying, the fastest is doubted"
-    alone = [Hop(7, honest, range(4))]
-    assert hold(Excess(speeds), alone, 0.04, lambda: sum(speeds.row_seconds(honest))).count(True) == 1
+    assert sum(speeds.row_seconds(liar)[:2]) == pytest.approx(0.08)
     assert honest.excess == 0.0
-    assert liar.excess > 0
+
+
+def test_who_was_wrongly_doubted_is_believed_again_when_it_is_seen_to_be_fast() -> None:
+    speeds, one = of_one_kind(2), member("a", layer_times=timed(10 * MS))
+    one.excess = 1e-7
+    assert hold(Excess(speeds), hops(one), 0.02, lambda: sum(speeds.row_seconds(one))).count(True) == 1
+    assert one.excess == 0.0
+
+
+def test_who_was_doubted_and_does_not_serve_is_given_another_chance_after_a_while() -> None:
+    excess, one, serving = Excess(of_one_kind(2)), member("a"), member("b")
+    one.excess = serving.excess = 1e-7
+    one.charged_at = serving.charged_at = 100.0
+    serving.hops = hops(serving)
+    assert not excess.forgive([one, serving], 100.0 + FORGIVE_SECONDS / 2)
+    assert excess.forgive([one, serving], 100.0 + FORGIVE_SECONDS)
+    assert (one.excess, serving.excess) == (0.0, 1e-7)
 
 
 def test_a_claim_that_can_be_checked_alone_is_corrected_to_what_was_seen() -> None:
@@ -155,13 +167,12 @@ def test_a_little_is_no_drift(seconds: float) -> None:
 
 
 def test_between_the_bounds_nothing_flaps() -> None:
-    """Slower by 16% to 34%: once it is held to be slow it stays so, however often it crosses the bound."""
+    """Slower by 20% to 36%, within minutes: what crosses the bound is not slow, and what is slow stays so."""
     drift = Drift(0.1)
-    wave = [0.125 + 0.009 * math.sin(second / 10) for second in range(5000)]
-    assert not any(drift.note(seconds, float(second)) for second, seconds in enumerate(wave))
-    assert any(drift.note(0.14, float(second)) for second in range(5000, 5200))
-    assert not any(drift.note(seconds, 5200.0 + second) for second, seconds in enumerate(wave))
-    assert drift.pace is Pace.SLOWER
+    quick, long = ([0.128 + 0.008 * math.sin(second / scale) for second in range(5000)] for scale in (10, 100))
+    assert not any(drift.note(seconds, float(second)) for second, seconds in enumerate(quick))
+    changes = [drift.pace for second, seconds in enumerate(long) if drift.note(seconds, 5000.0 + second)]
+    assert changes == [Pace.SLOWER]
 
 
 def test_layers_of_microseconds_never_drift() -> None:
@@ -187,11 +198,11 @@ def test_wires_are_known_by_the_ids_of_their_ends() -> None:
     wires.note_link(route, c, PeerLink(1, 1, 0))  # a link of b's, which is not its to tell of
     wires.note_link(route, c, PeerLink(2, 1, 0))  # it is the last one
     assert wires.known([a, b, c]) == {
-        (COORDINATOR, "a"): Wire(0.01),
-        (COORDINATOR, "b"): Wire(0.005, 1e6),
-        ("a", "b"): Wire(0.0015, 1e7),
+        (COORDINATOR, "a"): Wire(0.01 + MESSAGE_SECONDS),
+        (COORDINATOR, "b"): Wire(0.005 + MESSAGE_SECONDS, 1e6),
+        ("a", "b"): Wire(0.0015 + MESSAGE_SECONDS, 1e7),
     }
-    assert wires.known([a, c]) == {(COORDINATOR, "a"): Wire(0.01)}
+    assert set(wires.known([a, c])) == {(COORDINATOR, "a")}
 
 
 def test_between_those_that_need_a_relay_there_are_two_wires() -> None:
@@ -200,11 +211,11 @@ def test_between_those_that_need_a_relay_there_are_two_wires() -> None:
     route.hops = tuple(hops(a, b))
     route.hops[1].link = "relayed by the coordinator: it timed out"
     wires.note_relayed(route)
-    assert wires.known([a, b])["a", "b"] == Wire(pytest.approx(0.015), pytest.approx(1e6))
+    assert wires.known([a, b])["a", "b"] == Wire(pytest.approx(0.015 + 2 * MESSAGE_SECONDS), pytest.approx(1e6))
     route.hops[1].link = DIRECT
     wires.note_relayed(route)
     wires.note_link(route, a, PeerLink(0, 2000, 0))
-    assert wires.known([a, b])["a", "b"] == Wire(0.001)
+    assert wires.known([a, b])["a", "b"] == Wire(0.001 + MESSAGE_SECONDS)
 
 
 def test_as_many_wires_are_kept_as_there_is_room_for() -> None:

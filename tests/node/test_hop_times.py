@@ -8,11 +8,12 @@ import pytest
 import torch
 import trio
 
-from core.node import hop_times
+from core.node import connection, hop_times
 from core.protocol.fields import LayerTime, Segment
-from core.protocol.messages import HiddenState, NodeState, RunDecode, RunPrefill
+from core.protocol.messages import HiddenState, KeepLayers, NodeState, RunDecode, RunPrefill
 from core.protocol.tensors import to_wire
 from core.runtime import kept_file
+from core.runtime.speed import WeightSpeed
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.lone_node import PlayedCoordinator, lone_node, shard_of
 
@@ -73,6 +74,35 @@ async def test_serving_shows_what_layers_take(model: Path, monkeypatch: pytest.M
             row = await told(coordinator, [chunk])
             assert row.row_ns > 0
             assert (row.kind, row.chunk_ns) == (chunk.kind, chunk.chunk_ns)
+
+
+@pytest.mark.parametrize("as_fast", [True, False])
+async def test_a_machine_that_serves_nobody_is_slow_for_as_long_as_it_is(
+    model: Path, monkeypatch: pytest.MonkeyPatch, as_fast: bool
+) -> None:
+    looked = 0
+
+    def speed_now(device: torch.device) -> WeightSpeed:
+        nonlocal looked
+        looked += 1
+        return WeightSpeed(2**62 if as_fast else 1, 1)
+
+    monkeypatch.setattr(connection, "speed_now", speed_now)
+    monkeypatch.setattr(connection, "LOOK_SECONDS", 0.01)
+    with trio.fail_after(SECONDS):
+        async with lone_node() as node:
+            coordinator = await node.met()
+            await coordinator.assign(1, shard_of(model, range(2)))
+            idle = await told(coordinator, [])
+            for position in range(20):
+                await run(coordinator, position, 1)
+            served = await told(coordinator, [idle])
+            await coordinator.let_go(1)
+            before = looked
+            while looked < before + 3:
+                await coordinator.send(KeepLayers([]))
+                state = await coordinator.expect(NodeState)
+            assert state.layer_times == ([idle] if as_fast else [served])
 
 
 async def test_far_into_a_text_a_row_says_little_of_the_layers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
