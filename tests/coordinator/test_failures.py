@@ -48,6 +48,7 @@ async def test_a_killed_node_is_named_with_its_layers_at_once(
             assert (session.error.node, session.error.layers) == (victim, LAYERS[victim])
             assert f"node '{victim}' was lost with layers {LAYERS[victim]}" in str(session.error)
             assert "silent" not in str(session.error), "noticed by the closed connection"
+            await cluster.until(lambda status: "must join" in status.detail)  # a plan may be in the making
             with pytest.raises(NotReady, match=rf"node '{victim}' was lost.*1 more node must join"):
                 await cluster.text(prompt, 1)
             await cluster.start_node(victim)
