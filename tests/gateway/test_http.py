@@ -56,8 +56,8 @@ async def test_a_body_may_be_gzip(client: httpx.AsyncClient, engine: Any) -> Non
     ("content", "encoding", "status", "told"),
     [
         (b"{}", "gzip", 400, "not gzip"),
-        (gzip.compress(b"{}")[:-4], "gzip", 400, "cut short"),
-        (gzip.compress(b"{}") + b"{}", "gzip", 400, "behind its end"),
+        (gzip.compress(b"{}", mtime=0)[:-4], "gzip", 400, "cut short"),
+        (gzip.compress(b"{}", mtime=0) + b"{}", "gzip", 400, "behind its end"),
         (gzip.compress(b" " * (BODY_LIMIT + 1)), "gzip", 413, str(BODY_LIMIT)),
         (b"{}", "br", 415, "not as br"),
     ],
