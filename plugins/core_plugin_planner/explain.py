@@ -24,6 +24,8 @@ WORTH_A_GIGABYTE = 0.01
 """And what one more gigabyte saves, this part."""
 MAX_TRIED = 4
 """Machines of a plan each of which is tried to be done without."""
+MAX_AMONG = 16
+"""Machines among which others are looked for in its place: among more it takes too long."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class Explanation:
             yield told
 
     def _why_so_many(self) -> Iterator[str]:
-        if not self.is_known or len(self.path) > MAX_TRIED:
+        if not self.is_known or len(self.path) > MAX_TRIED or len(self.problem.nodes) > MAX_AMONG:
             return
         now, needed, saves, costs = for_speed(self.problem).cost_of(self.path), [], [], []
         for node in self.order:

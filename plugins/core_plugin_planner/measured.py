@@ -16,8 +16,6 @@ from core_plugin_planner.solve import solve
 
 SHARED = "shared"
 """The label of a machine that others use too."""
-MAX_WEIGHED = 32
-"""Nodes that are weighed against each other at first."""
 
 
 class MeasuredPlanner(Planner):
@@ -62,17 +60,11 @@ def refuse_impossible_pins(request: PlanRequest) -> None:
 
 
 def _solved(problem: Problem) -> Path | None:
-    """Of many nodes those that promise most are weighed, and more of them only if the model does not fit these."""
-    count = len(problem.nodes)
-    ranked = problem.by_promise()
-    weighed = min(MAX_WEIGHED, count)
-    while True:
-        chosen = sorted(ranked[:weighed])
-        among = Problem(replace(problem.request, candidates=tuple(problem.nodes[index] for index in chosen)))
+    for among, chosen in problem.promising():
         path = solve(among, _starts(among)) if among.most >= among.fewest else None
-        if path or weighed == count:
-            return path and tuple((chosen[node], end) for node, end in path)
-        weighed = min(2 * weighed, count)
+        if path:
+            return tuple((chosen[node], end) for node, end in path)
+    return None
 
 
 def _starts(problem: Problem) -> list[Order]:

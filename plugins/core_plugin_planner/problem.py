@@ -5,7 +5,8 @@ Whole numbers add up the same in any order, so that plans which are equally good
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median_high
 from typing import TypeAlias
@@ -33,6 +34,8 @@ ASSUMED_LOAD_SPEED = 500e6
 """Bytes that a node loads from its disk in a second, if that was measured on no node."""
 DOWNLOAD_SPEED = 30e6
 """Bytes that come over the internet in a second."""
+MAX_WEIGHED = 32
+"""Nodes that are weighed against each other at first."""
 LOAD_OVERHEAD = 1.0
 """Seconds that a node takes to load any layer at all, besides its bytes."""
 
@@ -78,7 +81,17 @@ class Problem:
         pins = self.request.pins
         return tuple(sorted(self.required, key=lambda index: pins[self.nodes[index].node_id].start))
 
-    def by_promise(self) -> list[int]:
+    def promising(self) -> Iterator[tuple[Problem, tuple[int, ...]]]:
+        """Of many nodes those that promise most, with their indices; then more and more of them, at last all."""
+        ranked, weighed = self._by_promise(), MAX_WEIGHED
+        while True:
+            chosen = tuple(sorted(ranked[:weighed]))
+            yield Problem(replace(self.request, candidates=tuple(self.nodes[index] for index in chosen))), chosen
+            if weighed >= len(ranked):
+                return
+            weighed *= 2
+
+    def _by_promise(self) -> list[int]:
         """The nodes: first the required ones and those that hold layers, then those that take a layer in least time.
 
         With the way to the node and back, by the layers that it can take.

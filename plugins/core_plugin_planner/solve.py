@@ -65,11 +65,14 @@ def for_speed(problem: Problem) -> Objective:
 
 def best_cost(problem: Problem) -> int | None:
     """For speed alone, of the best plan; None if there is none."""
-    if problem.most < problem.fewest:
-        return None
-    objective = for_speed(problem)
-    cost = objective.cost(_fastest(problem, objective, restarts=0))
-    return cost if cost < VIOLATION else None
+    for among, _ in problem.promising():
+        if among.most < among.fewest:
+            continue
+        objective = for_speed(among)
+        cost = objective.cost(_fastest(among, objective, restarts=0))
+        if cost < VIOLATION:
+            return cost
+    return None
 
 
 def _fastest(problem: Problem, objective: Objective, restarts: int) -> Order:
