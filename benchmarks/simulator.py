@@ -30,8 +30,8 @@ from core.testing.simulator import Coordinator, Description, Load, Machine, Mode
 
 LAYERS, NODES, MESSAGES = 30, 2, 3
 PROMPT = 40
-STEPS = 12
-FAR_STREAMS, ALONE = 4, 40
+STEPS = 24
+FAR_STREAMS, FAR_MS, ALONE = 4, 20.0, 40
 CHUNKS = (16, 64, 256, 512)
 WITHIN = 0.15
 _sessions = count(10**9)
@@ -148,30 +148,31 @@ class Case:
 async def streams(dtype: DType, rounds: int) -> AsyncIterator[Case]:
     """As `many.py` has it."""
     async with local_cluster(dtype, speculation=False, prefix_cache=False) as server:
-        prompts, prober = await prose(server.coordinator, STREAMS, PROMPT), await prober_of(server)
-        for _ in range(rounds):
-            one = await prober.decode(1, 1)
-            measured = await rate(server.coordinator, prompts[:1])
-            yield Case("one stream, tokens/s", measured, described(one, talkers(1)), steady)
-            several = replace(await prober.decode(STREAMS // NODES, NODES), wake=one.wake)
-            measured = await rate(server.coordinator, prompts)
-            yield Case(f"{STREAMS} streams, tokens/s", measured, described(several, talkers(STREAMS)), steady)
+        async for case in one_and_several(server, STREAMS, rounds, delay_ms=0.0):
+            yield case
 
 
 async def far(dtype: DType, rounds: int) -> AsyncIterator[Case]:
     """As `distance.py` has it."""
-    delay = 20.0
-    with far_apart(delay):
+    with far_apart(FAR_MS):
         async with local_cluster(dtype, transport="distant", speculation=False, prefix_cache=False) as server:
-            prompts, prober = await prose(server.coordinator, FAR_STREAMS, PROMPT), await prober_of(server)
-            for _ in range(rounds):
-                one = await prober.decode(1, 1)
-                measured = await rate(server.coordinator, prompts[:1])
-                yield Case("far, one stream, tokens/s", measured, described(one, talkers(1), delay), steady)
-                several = replace(await prober.decode(FAR_STREAMS // NODES, NODES), wake=one.wake)
-                measured = await rate(server.coordinator, prompts)
-                load = talkers(FAR_STREAMS)
-                yield Case(f"far, {FAR_STREAMS} streams, tokens/s", measured, described(several, load, delay), steady)
+            async for case in one_and_several(server, FAR_STREAMS, rounds, delay_ms=FAR_MS):
+                yield case
+
+
+async def one_and_several(server: Server, several: int, rounds: int, *, delay_ms: float) -> AsyncIterator[Case]:
+    prompts, prober = await prose(server.coordinator, several, PROMPT), await prober_of(server)
+    where = "far, " if delay_ms else ""
+    for _ in range(rounds):
+        wake = 0.0
+        for name, number in (("one stream", 1), (f"{several} streams", several)):
+            in_flight = min(number, NODES)
+            before = await prober.decode(number // in_flight, in_flight)
+            tokens_per_second = await rate(server.coordinator, prompts[:number])
+            times = averaged(before, await prober.decode(number // in_flight, in_flight))
+            wake = times.wake if number == 1 else wake
+            description = described(replace(times, wake=wake), talkers(number), delay_ms)
+            yield Case(f"{where}{name}, tokens/s", tokens_per_second, description, steady)
 
 
 async def gap(dtype: DType, rounds: int) -> AsyncIterator[Case]:
@@ -187,7 +188,7 @@ async def gap(dtype: DType, rounds: int) -> AsyncIterator[Case]:
                 first = len(came)
                 await collect(server.coordinator, endless(long, 1), lambda _: None)
                 beside = came[first - 1 : len(came)]
-            alone, times = came[5:first], joined(decode, before, await prober.prefill())
+            alone, times = came[5:first], joined(decode, averaged(before, await prober.prefill()))
             load = (*talkers(1, ALONE * 20), prefilled(len(long), came[first - 1] - came[0]))
             description = described(times, load)
             yield Case("gap beside a prefill, x alone", p95(beside) / p95(alone), description, gap_ratio)
@@ -228,7 +229,7 @@ async def turns(dtype: DType, rounds: int) -> AsyncIterator[Case]:
             decode, before = await prober.decode(1, 1), await prober.prefill()
             first, answer = await ttft(server.coordinator, prompt)
             second, _ = await ttft(server.coordinator, (*prompt, *answer, *prompt[:30]))
-            times = joined(decode, before, await prober.prefill())
+            times = joined(decode, averaged(before, await prober.prefill()))
             load = Load(streams=1, turns=2, prompt=(len(prompt),) * 2, follow_up=(30, 30), answer=(20, 20))
             description = described(times, (load,), prefix_cache=True)
             yield Case("first turn's TTFT, s", first, description, lambda report: report.streams[0].ttft)
@@ -243,10 +244,23 @@ def steady(report: Report) -> float:
     return report.steady_throughput
 
 
-def joined(decode: Times, before: Times, after: Times) -> Times:
-    """With what chunks took on average, before and after a measurement."""
-    chunks = {rows: (before.stage[rows] + after.stage[rows]) / 2 for rows in CHUNKS}
-    return replace(decode, stage=decode.stage | chunks, context=(before.context + after.context) / 2)
+def averaged(before: Times, after: Times) -> Times:
+    """What was taken before and after a measurement."""
+
+    def mean(one: dict[int, float], other: dict[int, float]) -> dict[int, float]:
+        return {rows: (one[rows] + other[rows]) / 2 for rows in one}
+
+    return Times(
+        mean(before.stage, after.stage),
+        mean(before.head, after.head),
+        (before.message + after.message) / 2,
+        (before.wake + after.wake) / 2,
+        (before.context + after.context) / 2,
+    )
+
+
+def joined(decode: Times, prefill: Times) -> Times:
+    return replace(decode, stage=decode.stage | prefill.stage, context=prefill.context)
 
 
 def described(
