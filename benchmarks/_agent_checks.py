@@ -35,6 +35,7 @@ def command(setting: Setting, name: str) -> str:
 
 
 def codex(setting: Setting) -> str:
+    """It sets no temperature: what the command printed must be right, and something be said of it."""
     with home(setting) as (folder, environment):
         (folder / "brief.md").write_text(BRIEF)
         settings = {
@@ -54,8 +55,9 @@ def codex(setting: Setting) -> str:
         run = (command(setting, "codex"), "exec", *mode, *options, request)
         told = output(*run, env={**environment, "CODEX_HOME": str(folder)}, folder=folder)
     items = [json.loads(line).get("item", {}) for line in told.splitlines() if line.startswith("{")]
-    assert any(item.get("type") == "command_execution" and item.get("exit_code") == 0 for item in items), told
-    return right([item["text"] for item in items if item.get("type") == "agent_message"][-1])
+    printed = [item["aggregated_output"] for item in items if item.get("type") == "command_execution"]
+    right("".join(printed))
+    return str([item["text"] for item in items if item.get("type") == "agent_message"][-1])
 
 
 def qwen_code(setting: Setting) -> str:
