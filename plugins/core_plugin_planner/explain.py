@@ -93,7 +93,7 @@ class Explanation:
         if then > now * (1 + NEAR) and then < VIOLATION:
             if self.for_throughput:
                 return f"spare: the slowest machine would need {self._instead(now, then)}"
-            return f"spare: it would cost {milliseconds(then - now)} a token, {self._instead(now, then)}"
+            return f"spare: it would cost {milliseconds(then - now)} a token ({self._instead(now, then)})"
         return "spare: the model fits without it, and it would make nothing faster"
 
     def _speed(self) -> Iterator[str]:
@@ -148,7 +148,9 @@ class Explanation:
                     f"{name} costs {milliseconds(now - without)} a token, and is used because that was asked for"
                 )
         if needed:
-            yield f"The model does not fit without {named(needed)}."
+            each = "Each of them" if len(needed) == len(self.path) else named(needed)
+            is_needed = "is needed" if len(needed) in (1, len(self.path)) else "are needed"
+            yield f"{each} {is_needed}: the model does not fit without."
         if not self.for_throughput:
             yield from (f"{each[0].upper()}{each[1:]}." for each in saves)
             yield from (f"{each}." for each in costs)
@@ -191,7 +193,7 @@ class Explanation:
             yield f"How fast {named(unknown)} computes is not known yet: it is taken to be as fast as the others."
         ends = [*pairwise((-1, *self.order, -1))]
         if self.is_known and not all(self._is_measured(*pair) for pair in ends):
-            yield "Not all connections are measured yet: one that is not is taken to be like the others, or 0.5 ms."
+            yield "Not all connections are known: one that is not is taken to be like the others, or 0.5 ms."
 
     def _best(self, candidates: tuple[Candidate, ...]) -> int | None:
         """For speed, of the best plan for these, whatever else was asked for; None if the model does not fit."""

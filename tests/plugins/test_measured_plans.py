@@ -231,7 +231,7 @@ def test_notes_name_what_limits_it_and_what_would_help() -> None:
     told = " ".join(notes)
     assert "The weakest connection is that of" in told
     assert "By a gigabit cable" in told
-    assert "The model does not fit without mac and pc." in told
+    assert "Each of them is needed: the model does not fit without." in told
     assert "with 4.00 GB more, pc could hold the model alone" in told
     assert "One more gigabyte on pc would save" in told
 
