@@ -23,6 +23,7 @@ from core.link import Link
 from core.protocol.fields import LayerTime, PeerLink
 from core.protocol.messages import PROTOCOL_VERSION, Hello, NodeState
 from core.runtime.layer_costs import KIND_BYTES, LayerCost
+from core.runtime.model import Precision
 
 DENSE, MIXED = LayerCost(b"d" * KIND_BYTES, 10**6), LayerCost(b"m" * KIND_BYTES, 3 * 10**6)
 SPEEDS = Speeds((DENSE, MIXED, DENSE, DENSE))
@@ -44,7 +45,8 @@ def timed(row_ns: int, chunk_ns: int = 0, kind: bytes = DENSE.kind) -> list[Laye
 
 def hops(*members: Member) -> list[Hop]:
     """Of two layers each."""
-    return [Hop(number, each, range(2 * number, 2 * number + 2)) for number, each in enumerate(members)]
+    precision = cast(Precision, None)
+    return [Hop(number, each, range(2 * number, 2 * number + 2), precision) for number, each in enumerate(members)]
 
 
 def of_one_kind(layers: int) -> Speeds:

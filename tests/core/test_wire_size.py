@@ -12,6 +12,7 @@ import torch
 import trio
 
 from core import DType
+from core.coordinator.session import READ_AHEAD
 from core.interfaces.engine import GenerationRequest
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluster
@@ -142,7 +143,9 @@ async def test_an_idle_cluster_sends_heartbeats_alone(model: Path) -> None:
 
 async def generate_and_settle(cluster: MemoryCluster) -> None:
     await cluster.ready()
-    async with cluster.coordinator.generate(GenerationRequest(prompt_of(5), max_tokens=3, temperature=0)) as generation:
+    # More tokens than a generation may be ahead of its reader: it runs for as long as nobody reads on.
+    request = GenerationRequest(prompt_of(5), max_tokens=3 * READ_AHEAD, temperature=0, ignore_eos=True)
+    async with cluster.coordinator.generate(request) as generation:
         async for _ in generation:
             await cluster.until(lambda status: all(node.sessions > 0 for node in status.nodes))
     await cluster.until(lambda status: all(node.sessions == 0 for node in status.nodes))

@@ -77,7 +77,7 @@ def test_what_a_config_leaves_out_is_what_transformers_says(model_type: str) -> 
     assert len(mixture(model_type).dense_layers) == getattr(meant, "first_k_dense_replace", 0)
     assert mixture(model_type).shared_size == 128 * getattr(meant, "n_shared_experts", 2 * (model_type == "qwen2_moe"))
     assert (mixture(model_type).experts, mixture(model_type).chosen) == (16, 4)
-    rotary, _ = FAMILIES[model_type].rotaries(said, 64)
+    rotary, _ = FAMILIES[model_type].rotaries({**FAMILIES[model_type].defaults, **said}, 64)
     rotated = 64 * meant.rope_parameters.get("partial_rotary_factor", 1.0)
     assert 2 * len(rotary.inverse_frequencies) == rotated
     slowest = meant.rope_parameters["rope_theta"] ** (2 / rotated - 1) / meant.rope_parameters.get("factor", 1.0)
@@ -144,7 +144,7 @@ def test_transformers_own_name_for_the_number_of_experts() -> None:
 
 
 def test_gpt_oss_without_a_scaling_has_yarn() -> None:
-    rotary, _ = GptOss().rotaries(config("gpt_oss"), 64)
+    rotary, _ = GptOss().rotaries({**GptOss.defaults, **config("gpt_oss")}, 64)
     said, _ = GptOss().rotaries(config("gpt_oss", rope_scaling=YARN, rope_theta=150_000.0), 64)
     assert torch.equal(rotary.inverse_frequencies, said.inverse_frequencies)
     assert rotary.magnitude == said.magnitude > 1

@@ -67,7 +67,8 @@ def test_a_prompt_ends_as_it_is_told(opens: bool, continues: bool, end: str) -> 
 def test_a_template_takes_the_place_of_the_models_own() -> None:
     tokenizer = Tokenizer(oracle_with(PLAIN), chat_template="{{ messages[0].content }}!")
     assert tokenizer.decode_whole(tokenizer.encode_chat(Conversation((HELLO,)))) == "hello!"
-    assert tokenizer.chat_template == "{{ messages[0].content }}!"
+    assert tokenizer.chat_prompts.plain is not None
+    assert tokenizer.chat_prompts.plain.source == "{{ messages[0].content }}!"
 
 
 def test_tools_and_options_reach_the_template() -> None:

@@ -75,7 +75,7 @@ async def _ready(live: Live, limit: float) -> float:
 
 
 def _settings(description: Description) -> CoordinatorSettings:
-    settings: dict[str, Any] = {"speculation": False, **description.settings}
+    settings: dict[str, Any] = {"speculation": False, "quant": "fp16", **description.settings}
     return CoordinatorSettings(
         source=Source("simulated"),
         served_model_name="simulated",
