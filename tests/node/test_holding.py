@@ -32,9 +32,13 @@ def clock() -> MockClock:
 
 
 async def nobody(seconds: float, clock: MockClock) -> None:
-    """Lets that much time pass in which no coordinator answers."""
+    """Lets that much time pass in which no coordinator answers. The clock waits for what runs in threads."""
+    threads = trio.to_thread.current_default_thread_limiter()
     for _ in range(int(seconds)):
         clock.jump(1)
+        await wait_all_tasks_blocked()
+        while threads.borrowed_tokens:
+            await trio.lowlevel.checkpoint()
         await wait_all_tasks_blocked()
 
 
