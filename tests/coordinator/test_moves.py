@@ -12,7 +12,6 @@ import trio
 from trio.testing import MockClock
 
 from core.coordinator.improvement import REBALANCE_SECONDS
-from core.coordinator.suspicion import SUSPECT_SECONDS
 from core.interfaces.engine import ClusterStatus
 from core.interfaces.planner import Plan, PlanRequest, StagePlan
 from core.runtime.stage import Stage
@@ -187,7 +186,7 @@ async def test_a_newcomer_that_makes_nothing_better_is_spare(model: Path, speeds
 async def test_plans_are_never_made_back_and_forth(model: Path, speeds: Speeds, clock: MockClock) -> None:
     """A quick node that comes and goes moves the layers once each minute at most."""
     speeds.by_id = {"quick": 10**9}
-    with trio.fail_after(SECONDS + 10 * REBALANCE_SECONDS + SUSPECT_SECONDS):
+    with trio.fail_after(SECONDS + 10 * REBALANCE_SECONDS):
         async with memory_cluster(model, "slow", min_nodes=1) as cluster:
             await cluster.ready()
             await cluster.start_node("quick", max_memory=2**27)
@@ -210,8 +209,6 @@ async def test_plans_are_never_made_back_and_forth(model: Path, speeds: Speeds, 
             await cluster.until(lambda status: any("again and again" in node.detail for node in status.nodes))
             await pass_time(clock, 2 * REBALANCE_SECONDS)
             assert layers_of(cluster.coordinator.status()) == {"slow": (0, 6)}, "whoever went so often is not trusted"
-            while layers_of(cluster.coordinator.status()) != {"quick": (0, 6)}:
-                await pass_time(clock, REBALANCE_SECONDS / 2)
 
 
 async def test_a_host_may_forbid_it_and_ask_for_it(model: Path, speeds: Speeds, clock: MockClock) -> None:
