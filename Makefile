@@ -10,10 +10,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 INSTALLED_PACKAGE := $(VENV)/.installed-package
+INSTALLED_DOCS := $(VENV)/.installed-docs
 BENCHMARKS := $(filter-out benchmarks/_% benchmarks/clients.py benchmarks/cuda.py benchmarks/beside_llama.py,$(wildcard benchmarks/*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types package bench clean
+.PHONY: help demo test check lint types docs package bench clean
 
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -35,6 +36,10 @@ $(INSTALLED_PACKAGE): pyproject.toml constraints.txt
 	$(call install,.[package])
 	@touch $(INSTALLED) $@
 
+$(INSTALLED_DOCS): pyproject.toml constraints.txt
+	$(call install,.[docs])
+	@touch $(INSTALLED) $@
+
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
@@ -53,6 +58,15 @@ lint: $(INSTALLED_DEV) ## ruff: lint and format
 
 types: $(INSTALLED_DEV) ## mypy, strict
 	@$(BIN)/mypy
+
+docs: $(INSTALLED_DOCS) ## the pages as a site that needs no network, in build/site; every link is checked
+	@$(BIN)/python docs/_commands.py
+	@rm -rf build/pages
+	@mkdir -p build/pages/plugins
+	@cp -R docs README.md CONTRIBUTING.md CHANGELOG.md build/pages
+	@cp plugins/README.md build/pages/plugins
+	@$(BIN)/mkdocs build --quiet --strict --config-file docs/mkdocs.yml
+	@echo "build/site/index.html"
 
 package: $(INSTALLED_PACKAGE) ## the tray app as a folder that needs no Python, in dist/, and proof that it serves
 	@$(BIN)/pyinstaller --noconfirm --log-level WARN packaging/core-node.spec

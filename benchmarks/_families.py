@@ -173,7 +173,7 @@ def table(results: dict[str, str]) -> str:
 
 PAGE = """# Model families
 
-The families with an architecture of their own are in the [README](../README.md#what-it-runs), and those of them that
+The families with an architecture of their own are listed by [Models](models.md#what-it-runs), and those of them that
 have experts below. Every other decoder that transformers knows is computed by transformers' own code, through the
 architecture `transformers`: each node builds the model without weights, loads its layers, and leaves the others out.
 
