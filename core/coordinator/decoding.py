@@ -16,7 +16,7 @@ class Decoding:
 
     Whatever it takes is delivered (core.coordinator.scheduler), so it is never ahead of what the reader is told.
 
-    `stop_ids` end it like a stop string. `bounded`: whether the client has said what `max_tokens` is.
+    `stop_ids` end it like a stop string. `bounded`: whether all of `max_tokens` must be had.
     `logprobs` and `prompt_logprobs_asked` as in GenerationRequest. `decoded` counts the tokens taken.
     """
 
@@ -45,11 +45,11 @@ class Decoding:
             finish = "stop"
         else:
             text = self.text.push(token)
-            if self.text.stopped:
+            if self.text.stop:
                 finish = "stop"
             elif self.decoded >= self.max_tokens:
                 finish = "length"
         if finish is not None:
             text += self.text.finish()
-            finish = "stop" if self.text.stopped else finish
+            finish = "stop" if self.text.stop else finish
         return text, finish

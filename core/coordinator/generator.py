@@ -102,7 +102,7 @@ class Generator:
             text=self.tokenizer.text_stream(request.stop, special_tokens=request.special_tokens),
             stop_ids=eos | frozenset(request.stop_token_ids),
             max_tokens=room,
-            bounded=request.max_tokens is not None,
+            bounded=request.max_tokens is not None and not request.fits_context,
             speculation=Speculation(Drafter() if speculates else None, prompt),
             logprobs=request.logprobs,
             prompt_logprobs_asked=request.prompt_logprobs,
@@ -151,9 +151,9 @@ class Generator:
         """How many tokens may be decoded. Raises RequestError if the context has no room for what is asked."""
         context = self.context_length
         wanted = 1 if request.max_tokens is None else request.max_tokens
-        if prompt + wanted > context:
+        if prompt + (min(wanted, 1) if request.fits_context else wanted) > context:
             raise context_exceeded(context, prompt, wanted)
-        return context - prompt if request.max_tokens is None else wanted
+        return context - prompt if request.max_tokens is None else min(wanted, context - prompt)
 
 
 def _beginning(prompt: str | Sequence[int] | Conversation, letters: int) -> str:

@@ -215,7 +215,8 @@ class Scheduler:
                 place.cached = outcome.cached
             if outcome.tokens and not session.is_over:
                 told = session.decoded + len(outcome.tokens)
-                session.commit(outcome.tokens, Delta(outcome.text, told, outcome.finish, tuple(outcome.logprobs)))
+                stop = session.decoding.text.stop if outcome.finish else ""
+                session.commit(outcome.tokens, Delta(outcome.text, told, outcome.finish, tuple(outcome.logprobs), stop))
                 self._telemetry.decoded(session, len(outcome.tokens))
             if outcome.error is not None:
                 session.fail(outcome.error)

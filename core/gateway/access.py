@@ -69,8 +69,10 @@ class Access:
 
 
 def _key(scope: Scope) -> str:
-    scheme, _, key = Headers.from_scope(scope).get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
+    """Of OpenAI's clients, or of Anthropic's, some of which have a header of their own."""
+    headers = Headers.from_scope(scope)
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
 
 
 def _digest(key: str) -> bytes:

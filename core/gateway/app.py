@@ -6,7 +6,7 @@ from litestar import Litestar
 from litestar.config.cors import CORSConfig
 from litestar.middleware import DefineMiddleware
 
-from core.gateway import responses, routes, watching
+from core.gateway import anthropic, responses, routes, watching
 from core.gateway.access import Access
 from core.gateway.bodies import BODY_LIMIT
 from core.gateway.bridge import Bridge
@@ -25,6 +25,8 @@ ROUTES = (
     responses.input_tokens,
     responses.response,
     responses.delete_response,
+    anthropic.messages,
+    anthropic.count_tokens,
     routes.embeddings,
     routes.tokenize,
     routes.detokenize,

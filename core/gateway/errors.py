@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from litestar import Request, Response
@@ -13,6 +13,7 @@ from litestar.exceptions import HTTPException
 from msgspec import Struct
 
 from core.errors import CoreError, DeadlineExceeded, NotReady, Overloaded, RequestError, RouteError
+from core.gateway.schemas.anthropic_objects import AnthropicError, AnthropicErrorBody
 
 MODEL_NOT_FOUND = "model_not_found"
 RESPONSE_NOT_FOUND = "response_not_found"
@@ -20,6 +21,19 @@ ITEM_NOT_FOUND = "item_not_found"
 NO_EMBEDDINGS = "no_embeddings"
 _NOT_FOUND = frozenset({MODEL_NOT_FOUND, RESPONSE_NOT_FOUND, ITEM_NOT_FOUND, NO_EMBEDDINGS})
 RETRY_AFTER = {"retry-after": "5"}
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+ANTHROPIC = "anthropic"
+"""The option of a route whose errors have the shape of Anthropic's API."""
 NO_RETRY = {"x-should-retry": "false"}
 """OpenAI's clients, which send again whatever failed with a 5xx, heed it."""
 
@@ -69,6 +83,9 @@ class Failure:
     def body(self) -> ErrorBody:
         return ErrorBody(ErrorDetail(self.message, self.type, self.param, self.code))
 
+    def anthropic_body(self) -> AnthropicErrorBody:
+        return AnthropicErrorBody(AnthropicError(_ANTHROPIC_TYPES.get(self.status, "api_error"), self.message))
+
 
 def explain(error: BaseException) -> Failure:
     """What a client is told of `error`; what it should not see of an unexpected one goes to the log."""
@@ -103,12 +120,13 @@ def explain(error: BaseException) -> Failure:
             return Failure(500, "The server had an error while processing the request.", type="server_error")
 
 
-def answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[ErrorBody]:
+def answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[ErrorBody | AnthropicErrorBody]:
     """Litestar's exception handler for everything that fails before an answer started."""
     failure = explain(error)
-    content = failure.body()
     if isinstance(error, HTTPException):
-        content.error.message = f"{request.method} {request.scope['path']}: {failure.message}"
+        failure = replace(failure, message=f"{request.method} {request.scope['path']}: {failure.message}")
+    handler = request.scope.get("route_handler")
+    content = failure.anthropic_body() if handler is not None and handler.opt.get(ANTHROPIC) else failure.body()
     return Response(content, status_code=failure.status, headers=dict(failure.headers))
 
 

@@ -13,7 +13,8 @@ import msgspec
 from litestar.handlers import HTTPRouteHandler
 
 from core.gateway.access import OPEN
-from core.gateway.errors import ErrorBody
+from core.gateway.errors import ANTHROPIC, ErrorBody
+from core.gateway.schemas.anthropic_objects import AnthropicErrorBody
 from core.gateway.schemas.decoding import Fields, idle_values
 
 DOCUMENTED = "documented"
@@ -21,7 +22,7 @@ DOCUMENTED = "documented"
 
 JSON, TEXT, _EVENTS = "application/json", "text/plain", "text/event-stream"
 ABOUT = """\
-Follows the OpenAI API. Fields that a schema doesn't name are refused, but for those of the OpenAI API and of other
+Follows the OpenAI API; `/v1/messages` follows Anthropic's, in its errors too. Fields that a schema doesn't name are refused, but for those of the OpenAI API and of other
 servers that ask for nothing, which each body lists. `HEAD` is answered wherever `GET` is, and a body may come as gzip.
 The events of a stream end with `data: [DONE]`, or with an error;
 those of a response with one that says how it ended. Between events that take long come comments (`: waiting`)."""
@@ -63,7 +64,7 @@ class Documentation:
 def document(handlers: Iterable[HTTPRouteHandler], keys_needed: bool) -> bytes:
     """The document of those handlers' routes, as JSON; each has its Documentation as an option."""
     documented = [(handler, handler.opt[DOCUMENTED]) for handler in handlers]
-    types = {kind for _, each in documented for kind in each.types} | {ErrorBody}
+    types = {kind for _, each in documented for kind in each.types} | {ErrorBody, AnthropicErrorBody}
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(types, schemas, strict=True))
     for kind in types:
@@ -100,6 +101,8 @@ def _operation(
     failures = _FAILURES if documentation.body or names else _FAILURES.keys() & {400, 401, 403, 500, 503}
     answers = documentation.answer is not None or documentation.event is not None
     responses = {str(status): {"$ref": f"#/components/responses/{status}"} for status in failures}
+    if handler.opt.get(ANTHROPIC):
+        responses = {str(status): _failure(status, [schema_of[AnthropicErrorBody]]) for status in failures}
     for status, kind in documentation.others.items():
         responses[str(status)] = _failure(status, [schema_of[kind], schema_of[ErrorBody]])
     operation: dict[str, Any] = {

@@ -26,6 +26,7 @@ from core.gateway.dialects.thinking import Thinking
 from core.gateway.errors import MODEL_NOT_FOUND, NO_EMBEDDINGS, RETRY_AFTER, ErrorBody, naming_fields
 from core.gateway.memory import ResponseMemory
 from core.gateway.openapi import DOCUMENTED, Documentation
+from core.gateway.schemas.anthropic import CountBody, MessagesBody
 from core.gateway.schemas.chat import ChatBody, ChatChunk, ChatCompletion
 from core.gateway.schemas.common import Body
 from core.gateway.schemas.completions import Completion, CompletionBody
@@ -67,7 +68,7 @@ class Gateway:
 
     def answer(
         self,
-        body: Body | ResponseBody,
+        body: Body | ResponseBody | MessagesBody,
         requests: tuple[GenerationRequest, ...],
         formatter: Formatter,
         dialect: Dialect | None = None,
@@ -81,7 +82,9 @@ class Gateway:
     async def card(self) -> ModelCard:
         return await self.bridge.call(self.engine.card)
 
-    async def dialect(self, body: ChatBody | InputBody, prompt: str | tuple[int, ...] | Conversation) -> Dialect:
+    async def dialect(
+        self, body: ChatBody | InputBody | CountBody, prompt: str | tuple[int, ...] | Conversation
+    ) -> Dialect:
         """The dialect of what `body` asks for with `prompt`, or with several that end alike.
 
         Raises RequestError for wishes that the model can't honour, NotReady before it is open.

@@ -48,7 +48,8 @@ class GenerationRequest:
     """One generation. A sampling field that is None takes the model's own default, or else OpenAI's.
 
     `prompt` is text, token ids or a conversation. `temperature` 0 is greedy. `max_tokens` None means up to the
-    context limit; 0 evaluates the prompt alone. `logit_bias` is added to the logits of those token ids. `logprobs` is
+    context limit; 0 evaluates the prompt alone. More than there is room for is refused, or with `fits_context` cut to
+    what fits. `logit_bias` is added to the logits of those token ids. `logprobs` is
     how many alternatives each token's log probabilities list (0: the chosen token's alone, None: none are told);
     `prompt_logprobs` the same for the prompt's tokens. `special_tokens` leaves special tokens in the text.
     `client` is whom the engine is to be fair to. `deadline`, by trio's clock, ends the generation in any phase.
@@ -72,6 +73,7 @@ class GenerationRequest:
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     special_tokens: bool = False
+    fits_context: bool = False
     client: str = ""
     deadline: float = math.inf
 
@@ -96,13 +98,14 @@ class Delta:
     """What one step adds: text (often empty: a token may complete no character), and at the end the reason.
 
     `tokens` counts the completion's tokens so far, this step's included. A step may add several tokens; `logprobs`
-    has one entry for each, where they were asked for.
+    has one entry for each, where they were asked for. `stop` is the stop string that ended the text, if one did.
     """
 
     text: str
     tokens: int
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    stop: str = ""
 
 
 class Generation(Protocol):

@@ -111,9 +111,9 @@ class TextStream:
         self._stops = stops
 
     @property
-    def stopped(self) -> bool:
-        """Whether a stop string has appeared: nothing comes after it."""
-        return self._stops.stopped
+    def stop(self) -> str:
+        """The stop string that has appeared, if one has: nothing comes after it."""
+        return self._stops.found
 
     def push(self, token_id: int) -> str:
         """The text that is safe to send after this token; often empty. Its cost is independent of the length so far."""
@@ -173,20 +173,20 @@ class _StopFilter:
     """Passes text on up to the stop string that is complete first, holding back what may become one."""
 
     def __init__(self, stop: Sequence[str]) -> None:
-        self.stopped = False
+        self.found = ""
         self._stop = tuple(stop)
         self._longest = max(map(len, self._stop), default=0)
         self._held = ""
 
     def push(self, text: str) -> str:
-        if self.stopped:
+        if self.found:
             return ""
         text = self._held + text
-        found = [(start + len(stop), start) for stop in self._stop if (start := text.find(stop)) >= 0]
+        found = [(start + len(stop), start, stop) for stop in self._stop if (start := text.find(stop)) >= 0]
         if found:
-            self.stopped = True
+            _, start, self.found = min(found)
             self._held = ""
-            return text[: min(found)[1]]
+            return text[:start]
         passed = len(text) - self._beginning_of_stop(text)
         self._held = text[passed:]
         return text[:passed]

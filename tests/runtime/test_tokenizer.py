@@ -216,7 +216,7 @@ def test_a_stop_string_across_tokens_ends_the_text_before_it() -> None:
     oracle = ORACLES["byte-level"]
     stream = Tokenizer(oracle).text_stream(["END"])
     assert [stream.push(i) for i in ids_of(oracle, "aEbEND")] == ["a", "", "Eb", "", "", ""]
-    assert stream.stopped
+    assert stream.stop
     assert stream.push(ids_of(oracle, "c")[0]) == stream.finish() == ""
 
 
@@ -224,14 +224,14 @@ def test_what_might_have_become_a_stop_string_comes_at_the_end() -> None:
     oracle = ORACLES["byte-level"]
     stream = Tokenizer(oracle).text_stream(["END"])
     assert pieces_of(stream, ids_of(oracle, "aEN")) == ["a", "", "", "EN"]
-    assert not stream.stopped
+    assert not stream.stop
 
 
 def test_a_stop_string_that_only_the_end_completes_stops() -> None:
     oracle = ORACLES["llama"]
     stream = Tokenizer(oracle).text_stream(["\n"])
     assert "".join(pieces_of(stream, [*ids_of(oracle, "a"), *bytes_of(oracle, b"\n")])) == "a"
-    assert stream.stopped
+    assert stream.stop
 
 
 @pytest.mark.parametrize(
@@ -330,4 +330,4 @@ def test_special_tokens_are_in_the_text_where_they_are_wanted(oracle: PreTrained
     assert "".join(told) == tokenizer.decode_whole(ids)
     stream = tokenizer.text_stream([EOS], special_tokens=True)
     assert "".join(pieces_of(stream, ids)) == oracle.decode(ids).partition(EOS)[0]
-    assert stream.stopped
+    assert stream.stop

@@ -24,6 +24,11 @@ def event(data: Struct) -> bytes:
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
+def named_event(data: Struct) -> bytes:
+    """The same, under the name of its type."""
+    return b"event: " + str(data.__struct_config__.tag).encode() + b"\n" + event(data)
+
+
 class Formatter(ABC):
     """How an endpoint words one answer: as a whole, or event by event."""
 

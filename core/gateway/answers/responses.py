@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import msgspec
-
-from core.gateway.answers.formatter import Formatter
+from core.gateway.answers.formatter import Formatter, named_event
 from core.gateway.answers.generations import Outcome, Step
 from core.gateway.dialects.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
 from core.gateway.dialects.reader import Reader
@@ -43,17 +41,12 @@ from core.gateway.schemas.response_objects import (
     ResponseInProgress,
     ResponseObject,
     ResponseUsage,
-    named,
 )
 from core.gateway.schemas.responses import ResponseBody
 
 
 def _id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(16)}"
-
-
-def _frame(event: ResponseEvent) -> bytes:
-    return b"event: " + named(event).encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
 
 
 class ResponseFormatter(Formatter):
@@ -98,19 +91,19 @@ class ResponseFormatter(Formatter):
         return self._response
 
     def opening(self) -> Iterator[bytes]:
-        yield _frame(self._numbered(ResponseCreated, response=self._response))
-        yield _frame(self._numbered(ResponseInProgress, response=self._response))
+        yield named_event(self._numbered(ResponseCreated, response=self._response))
+        yield named_event(self._numbered(ResponseInProgress, response=self._response))
 
     def step(self, step: Step) -> Iterator[bytes]:
-        return map(_frame, self._step(step))
+        return map(named_event, self._step(step))
 
     def closing(self) -> Iterator[bytes]:
-        return map(_frame, self._closing())
+        return map(named_event, self._closing())
 
     def failed(self, failure: Failure) -> Iterator[bytes]:
         self._response.status = "failed"
         self._response.error = ResponseError(failure.code or "server_error", failure.message)
-        yield _frame(self._numbered(ResponseFailed, response=self._response))
+        yield named_event(self._numbered(ResponseFailed, response=self._response))
 
     def _step(self, step: Step) -> Iterator[ResponseEvent]:
         self._last = step

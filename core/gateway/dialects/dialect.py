@@ -22,7 +22,8 @@ class Wishes:
     """What a request asks of the text.
 
     `functions` may be called; `required` says that one must be, `one` that no more may be. `schema` is the JSON schema
-    of the answer, where it has one. `effort` is how long to think, `options` what else the chat template is told.
+    of the answer, where it has one. `effort` is how long to think, `options` what else the chat template is told, and
+    `hints` what it is told if it knows it.
     `effort_field` and `schema_field` are how the endpoint calls these, for errors.
     """
 
@@ -32,6 +33,7 @@ class Wishes:
     schema: Mapping[str, Any] | None = None
     effort: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    hints: Mapping[str, Any] = field(default_factory=dict)
     effort_field: str = "reasoning_effort"
     schema_field: str = "response_format"
 
@@ -41,8 +43,9 @@ def template_options(template: Template, wishes: Wishes) -> dict[str, Any]:
 
     An effort of "none" turns thinking off, also where the template knows only that.
     """
+    options = {**{name: value for name, value in wishes.hints.items() if template.knows(name)}, **wishes.options}
     if wishes.effort is None:
-        return dict(wishes.options)
+        return options
     if template.knows("reasoning_effort"):
         effort: dict[str, Any] = {"reasoning_effort": wishes.effort}
     elif template.knows("enable_thinking") and wishes.effort == "none":
@@ -59,7 +62,7 @@ def template_options(template: Template, wishes: Wishes) -> dict[str, Any]:
         raise RequestError(
             f"'{wishes.effort_field}' and 'chat_template_kwargs' say different things", param=wishes.effort_field
         )
-    return {**effort, **wishes.options}
+    return {**effort, **options}
 
 
 class Dialect:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from msgspec import Struct, field
 
@@ -210,9 +210,3 @@ Event: TypeAlias = (
     | ArgumentsDelta
     | ArgumentsDone
 )
-
-
-def named(event: ResponseEvent) -> str:
-    """The event's type."""
-    tag: Any = event.__struct_config__.tag
-    return str(tag)

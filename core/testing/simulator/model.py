@@ -116,8 +116,8 @@ class _Text(TextStream):
         return
 
     @property
-    def stopped(self) -> bool:
-        return False
+    def stop(self) -> str:
+        return ""
 
     def push(self, token_id: int) -> str:
         return ""
