@@ -22,10 +22,12 @@ DOCUMENTED = "documented"
 
 JSON, TEXT, _EVENTS = "application/json", "text/plain", "text/event-stream"
 ABOUT = """\
-Follows the OpenAI API; `/v1/messages` follows Anthropic's, in its errors too. Fields that a schema doesn't name are refused, but for those of the OpenAI API and of other
-servers that ask for nothing, which each body lists. `HEAD` is answered wherever `GET` is, and a body may come as gzip.
+Follows the OpenAI API; `/v1/messages` follows Anthropic's, in its errors too.
+Fields that a schema doesn't name are refused, but for those of these APIs and of other servers that ask for nothing,
+which each body lists. `HEAD` is answered wherever `GET` is, and a body may come as gzip.
 The events of a stream end with `data: [DONE]`, or with an error;
-those of a response with one that says how it ended. Between events that take long come comments (`: waiting`)."""
+those of a response or a message with one that says how it ended. Between events that take long come comments
+(`: waiting`)."""
 
 _FAILURES = {
     400: "The request is malformed, or asks for what can't be had.",

@@ -143,7 +143,7 @@ async def test_what_coding_agents_send_is_taken(client: httpx.AsyncClient, engin
         "max_tokens": 32_000,
         "stream": True,
         "system": [{"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}}],
-        "tools": [WEATHER | {"cache_control": {"type": "ephemeral"}}, {"type": "web_search_20250305", "name": "search"}],
+        "tools": [WEATHER | {"cache_control": {"type": "ephemeral"}}, {"type": "web_search_20250305", "name": "web"}],
         "tool_choice": {"type": "auto"},
         "thinking": {"type": "enabled", "budget_tokens": 1024},
         "output_config": {"effort": "high"},
