@@ -7,7 +7,7 @@ from litestar.types import ASGIApp
 
 from core.gateway.answers.messages import MessageFormatter
 from core.gateway.bodies import AnyRequest, read
-from core.gateway.errors import ANTHROPIC, naming_fields
+from core.gateway.errors import SHAPE, Failure, naming_fields
 from core.gateway.openapi import DOCUMENTED, Documentation
 from core.gateway.routes import gateway_of
 from core.gateway.schemas.anthropic import CountBody, MessagesBody
@@ -17,7 +17,7 @@ from core.gateway.schemas.anthropic_objects import MessageEvent, MessageObject, 
 @post(
     "/v1/messages",
     status_code=200,
-    opt={ANTHROPIC: True, DOCUMENTED: Documentation(MessageObject, MessagesBody, MessageEvent)},
+    opt={SHAPE: Failure.anthropic_body, DOCUMENTED: Documentation(MessageObject, MessagesBody, MessageEvent)},
 )
 async def messages(request: AnyRequest) -> ASGIApp:
     """Continues a conversation, as Anthropic's API has it."""
@@ -31,7 +31,7 @@ async def messages(request: AnyRequest) -> ASGIApp:
 @post(
     "/v1/messages/count_tokens",
     status_code=200,
-    opt={ANTHROPIC: True, DOCUMENTED: Documentation(TokenCount, CountBody)},
+    opt={SHAPE: Failure.anthropic_body, DOCUMENTED: Documentation(TokenCount, CountBody)},
 )
 async def count_tokens(request: AnyRequest) -> TokenCount:
     """Counts the tokens of the prompt that messages would make, as Anthropic's API has it."""

@@ -6,7 +6,7 @@ from litestar import Litestar
 from litestar.config.cors import CORSConfig
 from litestar.middleware import DefineMiddleware
 
-from core.gateway import anthropic, responses, routes, watching
+from core.gateway import anthropic, ollama, responses, routes, watching
 from core.gateway.access import Access
 from core.gateway.bodies import BODY_LIMIT
 from core.gateway.bridge import Bridge
@@ -27,6 +27,14 @@ ROUTES = (
     responses.delete_response,
     anthropic.messages,
     anthropic.count_tokens,
+    ollama.chat,
+    ollama.generate,
+    ollama.version,
+    ollama.tags,
+    ollama.ps,
+    ollama.show,
+    ollama.pull,
+    ollama.embed,
     routes.embeddings,
     routes.tokenize,
     routes.detokenize,

@@ -32,8 +32,8 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-ANTHROPIC = "anthropic"
-"""The option of a route whose errors have the shape of Anthropic's API."""
+SHAPE = "shape"
+"""The option of a route whose errors have another shape than OpenAI's: what makes it of a Failure."""
 NO_RETRY = {"x-should-retry": "false"}
 """OpenAI's clients, which send again whatever failed with a 5xx, heed it."""
 
@@ -69,6 +69,10 @@ class ErrorBody(Struct):
     error: ErrorDetail
 
 
+class OllamaErrorBody(Struct):
+    error: str
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An HTTP status, and what the API says with it."""
@@ -82,6 +86,9 @@ class Failure:
 
     def body(self) -> ErrorBody:
         return ErrorBody(ErrorDetail(self.message, self.type, self.param, self.code))
+
+    def ollama_body(self) -> OllamaErrorBody:
+        return OllamaErrorBody(self.message)
 
     def anthropic_body(self) -> AnthropicErrorBody:
         return AnthropicErrorBody(AnthropicError(_ANTHROPIC_TYPES.get(self.status, "api_error"), self.message))
@@ -120,14 +127,14 @@ def explain(error: BaseException) -> Failure:
             return Failure(500, "The server had an error while processing the request.", type="server_error")
 
 
-def answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[ErrorBody | AnthropicErrorBody]:
+def answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[Struct]:
     """Litestar's exception handler for everything that fails before an answer started."""
     failure = explain(error)
     if isinstance(error, HTTPException):
         failure = replace(failure, message=f"{request.method} {request.scope['path']}: {failure.message}")
     handler = request.scope.get("route_handler")
-    content = failure.anthropic_body() if handler is not None and handler.opt.get(ANTHROPIC) else failure.body()
-    return Response(content, status_code=failure.status, headers=dict(failure.headers))
+    shape = handler.opt.get(SHAPE, Failure.body) if handler is not None else Failure.body
+    return Response(shape(failure), status_code=failure.status, headers=dict(failure.headers))
 
 
 @contextmanager

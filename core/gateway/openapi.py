@@ -7,22 +7,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from inspect import getdoc
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 from litestar.handlers import HTTPRouteHandler
 
 from core.gateway.access import OPEN
-from core.gateway.errors import ANTHROPIC, ErrorBody
+from core.gateway.errors import SHAPE, ErrorBody, OllamaErrorBody
 from core.gateway.schemas.anthropic_objects import AnthropicErrorBody
 from core.gateway.schemas.decoding import Fields, idle_values
 
 DOCUMENTED = "documented"
 """The option of a route that has its Documentation."""
 
-JSON, TEXT, _EVENTS = "application/json", "text/plain", "text/event-stream"
+JSON, TEXT, LINES, _EVENTS = "application/json", "text/plain", "application/x-ndjson", "text/event-stream"
 ABOUT = """\
-Follows the OpenAI API; `/v1/messages` follows Anthropic's, in its errors too.
+Follows the OpenAI API; `/v1/messages` follows Anthropic's and `/api` Ollama's, in their errors too.
 Fields that a schema doesn't name are refused, but for those of these APIs and of other servers that ask for nothing,
 which each body lists. `HEAD` is answered wherever `GET` is, and a body may come as gzip.
 The events of a stream end with `data: [DONE]`, or with an error;
@@ -48,6 +48,7 @@ _RETRY = {"Retry-After": {"description": "In so many seconds.", "schema": {"type
 @dataclass(frozen=True, slots=True)
 class Documentation:
     """Types of an answer (`media` is what it comes as), of the request's body and of a stream's events, as there are.
+    With `streams_lines` a stream is lines of JSON, each like the answer.
 
     `others` are answers with another status than 200 whose body is no error.
     """
@@ -56,6 +57,7 @@ class Documentation:
     body: Any = None
     event: Any = None
     media: str = JSON
+    streams_lines: bool = False
     others: Mapping[int, Any] = field(default_factory=dict)
 
     @property
@@ -66,7 +68,7 @@ class Documentation:
 def document(handlers: Iterable[HTTPRouteHandler], keys_needed: bool) -> bytes:
     """The document of those handlers' routes, as JSON; each has its Documentation as an option."""
     documented = [(handler, handler.opt[DOCUMENTED]) for handler in handlers]
-    types = {kind for _, each in documented for kind in each.types} | {ErrorBody, AnthropicErrorBody}
+    types = {kind for _, each in documented for kind in each.types} | {ErrorBody, AnthropicErrorBody, OllamaErrorBody}
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(types, schemas, strict=True))
     for kind in types:
@@ -98,13 +100,16 @@ def _operation(
     content = {}
     if documentation.answer is not None:
         content[documentation.media] = {"schema": schema_of[documentation.answer]}
+    if documentation.streams_lines:
+        content[LINES] = {"schema": {"type": "string"}}
     if documentation.event is not None:
         content[_EVENTS] = {"schema": _event([schema_of[documentation.event], schema_of[ErrorBody]])}
     failures = _FAILURES if documentation.body or names else _FAILURES.keys() & {400, 401, 403, 500, 503}
     answers = documentation.answer is not None or documentation.event is not None
     responses = {str(status): {"$ref": f"#/components/responses/{status}"} for status in failures}
-    if handler.opt.get(ANTHROPIC):
-        responses = {str(status): _failure(status, [schema_of[AnthropicErrorBody]]) for status in failures}
+    if shape := handler.opt.get(SHAPE):
+        kind = get_type_hints(shape)["return"]
+        responses = {str(status): _failure(status, [schema_of[kind]]) for status in failures}
     for status, kind in documentation.others.items():
         responses[str(status)] = _failure(status, [schema_of[kind], schema_of[ErrorBody]])
     operation: dict[str, Any] = {

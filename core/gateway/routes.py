@@ -31,6 +31,7 @@ from core.gateway.schemas.chat import ChatBody, ChatChunk, ChatCompletion
 from core.gateway.schemas.common import Body
 from core.gateway.schemas.completions import Completion, CompletionBody
 from core.gateway.schemas.models import Health, Model, Models, Rebalancing, Waiting
+from core.gateway.schemas.ollama import OllamaBody
 from core.gateway.schemas.responses import InputBody, ResponseBody
 from core.gateway.schemas.tokens import DetokenizeBody, Detokenized, TokenizeBody, Tokenized
 from core.interfaces.engine import ClusterStatus, Conversation, Engine, GenerationRequest, ModelCard
@@ -68,7 +69,7 @@ class Gateway:
 
     def answer(
         self,
-        body: Body | ResponseBody | MessagesBody,
+        body: Body | ResponseBody | MessagesBody | OllamaBody,
         requests: tuple[GenerationRequest, ...],
         formatter: Formatter,
         dialect: Dialect | None = None,
@@ -83,7 +84,7 @@ class Gateway:
         return await self.bridge.call(self.engine.card)
 
     async def dialect(
-        self, body: ChatBody | InputBody | CountBody, prompt: str | tuple[int, ...] | Conversation
+        self, body: ChatBody | InputBody | CountBody | OllamaBody, prompt: str | tuple[int, ...] | Conversation
     ) -> Dialect:
         """The dialect of what `body` asks for with `prompt`, or with several that end alike.
 

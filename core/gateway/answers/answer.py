@@ -16,16 +16,10 @@ from core.gateway.bridge import Bridge, closing, while_connected, with_silences
 from core.gateway.errors import explain, naming_fields
 from core.interfaces.engine import Delta, Engine, GenerationRequest
 
-EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
-STREAM_HEADERS = [
-    EVENT_STREAM,
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+EVENT_STREAM = (b"content-type", Formatter.media)
 SILENCE = 5.0
 """Seconds without an event after which a stream sends a comment, so that nobody on the way takes it for dead."""
-COMMENT = b": waiting\n\n"
-"""Readers of server-sent events pass over it."""
+COMMENT = Formatter.comment
 
 
 @dataclass(slots=True)
@@ -51,7 +45,7 @@ class Answer:
         async with self.bridge.open(generate_all, self.engine, self.requests) as generated:
             steps = in_time(generated, len(self.requests), self.formatter)
             if self.stream:
-                await send_stream(self._events(steps), send)
+                await send_stream(self._events(steps), send, self.formatter.media, self.formatter.comment)
             else:
                 await ASGIResponse(body=await self._whole(steps))(scope, receive, send)
 
@@ -95,10 +89,14 @@ async def in_time(steps: AsyncIterator[Step], choices: int, formatter: Formatter
                 yield replace(step, delta=Delta("", step.delta.tokens, "length"))
 
 
-async def send_stream(events: AsyncIterator[bytes], send: Send) -> None:
-    """Server-sent events, framed already, as the body of an answer, with comments where they are silent."""
-    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+async def send_stream(
+    events: AsyncIterator[bytes], send: Send, media: bytes = Formatter.media, comment: bytes = COMMENT
+) -> None:
+    """Events, framed already, as the body of an answer, with comments when they are silent, if there are any."""
+    headers = [(b"content-type", media), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     async with closing(with_silences(events, SILENCE)) as told:
         async for each in told:
-            await send({"type": "http.response.body", "body": each or COMMENT, "more_body": True})
+            if body := each or comment:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
