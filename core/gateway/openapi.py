@@ -46,7 +46,7 @@ _RETRY = {"Retry-After": {"description": "In so many seconds.", "schema": {"type
 class Documentation:
     """Types of an answer (`media` is what it comes as), of the request's body and of a stream's events, as there are.
 
-    `others` are answers with another status than 200 whose body is no error.
+    `others` are answers with another status than 200 whose body is no error; `other_events` come in the same stream.
     """
 
     answer: Any = None
@@ -54,10 +54,12 @@ class Documentation:
     event: Any = None
     media: str = JSON
     others: Mapping[int, Any] = field(default_factory=dict)
+    other_events: tuple[Any, ...] = ()
 
     @property
     def types(self) -> list[Any]:
-        return [kind for kind in (self.answer, self.body, self.event, *self.others.values()) if kind is not None]
+        kinds = (self.answer, self.body, self.event, *self.others.values(), *self.other_events)
+        return [kind for kind in kinds if kind is not None]
 
 
 def document(handlers: Iterable[HTTPRouteHandler], keys_needed: bool) -> bytes:
@@ -96,7 +98,8 @@ def _operation(
     if documentation.answer is not None:
         content[documentation.media] = {"schema": schema_of[documentation.answer]}
     if documentation.event is not None:
-        content[_EVENTS] = {"schema": _event([schema_of[documentation.event], schema_of[ErrorBody]])}
+        events = (documentation.event, *documentation.other_events, ErrorBody)
+        content[_EVENTS] = {"schema": _event([schema_of[event] for event in events])}
     failures = _FAILURES if documentation.body or names else _FAILURES.keys() & {400, 401, 403, 500, 503}
     answers = documentation.answer is not None or documentation.event is not None
     responses = {str(status): {"$ref": f"#/components/responses/{status}"} for status in failures}
