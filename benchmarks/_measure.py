@@ -117,8 +117,8 @@ async def local_cluster(
         yield server
 
 
-async def until_ready(server: Server) -> None:
-    for _ in range(20 * READY_SECONDS):
+async def until_ready(server: Server, seconds: int = READY_SECONDS) -> None:
+    for _ in range(20 * seconds):
         if server.coordinator.status().state == "ready":
             return
         await trio.sleep(0.05)

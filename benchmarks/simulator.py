@@ -42,7 +42,8 @@ class Times:
     """Milliseconds by rows: of a stage, the mean of the stages, and of the head.
 
     `message` is what a message takes beside, `wake` how long the idle stages wait for their thread. `context` is what
-    1,000 tokens of context add to a row in a stage.
+    1,000 tokens of context add to a row in a stage, `cache` to a session there. `scatter` has the factors by which the
+    steps of a stage differed from their mean.
     """
 
     stage: dict[int, float] = field(default_factory=dict)
@@ -50,6 +51,8 @@ class Times:
     message: float = 0.0
     wake: float = 0.0
     context: float = 0.0
+    cache: float = 0.0
+    scatter: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,9 @@ class Prober:
             {rows: 1e3 * statistics.mean(step.head_seconds for step in steps)},
             statistics.mean(on_wires) / MESSAGES,
             statistics.mean(waited) / MESSAGES,
+            scatter=tuple(
+                factor for stage in zip(*(s.answer.compute_us for s in steps), strict=True) for factor in by_mean(stage)
+            ),
         )
 
     async def prefill(self) -> Times:
@@ -93,9 +99,14 @@ class Prober:
         for rows in CHUNKS * 2:
             session = next(_sessions)
             times.stage[rows] = await self._chunk(session, 0, rows)
-        late = [await self._chunk(session, start, CHUNKS[-1]) for start in (512, 1024, 1536)][-1]
+        many, few = CHUNKS[-1], CHUNKS[1]
+        late = [await self._chunk(session, start, many) for start in (512, 1024, 1536)][-1]
+        later = [await self._chunk(session, 2048, few) for _ in range(2)][-1]
         await self._route.command(ClearCache(self._hop, [session]))
-        times.context = max(0.0, (late - times.stage[CHUNKS[-1]]) / CHUNKS[-1] / 1.536)
+        # Of a thousand tokens: `context` for each row, and `cache` once.
+        of_many, of_few = (late - times.stage[many]) / 1.536, (later - times.stage[few]) / 2.048
+        times.context = max(0.0, (of_many - of_few) / (many - few))
+        times.cache = max(0.0, of_few - few * times.context)
         return times
 
     async def _chunk(self, session: int, start: int, rows: int) -> float:
@@ -256,11 +267,18 @@ def averaged(before: Times, after: Times) -> Times:
         (before.message + after.message) / 2,
         (before.wake + after.wake) / 2,
         (before.context + after.context) / 2,
+        (before.cache + after.cache) / 2,
+        before.scatter + after.scatter,
     )
 
 
+def by_mean(values: Sequence[float]) -> list[float]:
+    mean = statistics.mean(values)
+    return [value / mean for value in values]
+
+
 def joined(decode: Times, prefill: Times) -> Times:
-    return replace(decode, stage=decode.stage | prefill.stage, context=prefill.context)
+    return replace(decode, stage=decode.stage | prefill.stage, context=prefill.context, cache=prefill.cache)
 
 
 def described(
@@ -274,6 +292,8 @@ def described(
         memory_gb=4,
         layer_ms=tuple((rows, ms / each) for rows, ms in times.stage.items()),
         context_ms=times.context / each,
+        cache_ms=times.cache / each,
+        scatter=times.scatter or (1.0,),
         message_ms=message,
     )
     return Description(

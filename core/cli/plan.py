@@ -13,15 +13,18 @@ from core.cli.options import CacheDir, Compute, KeepHead, Quant, Revision, Wire,
 from core.cli.plan_options import (
     DEFAULT_PLANNER,
     Excluded,
+    MaxContext,
     Pins,
     PlanForName,
     PlannedContext,
     PlannerName,
+    links_of_machine,
     parse_link,
     parse_node,
     parse_pins,
     parse_size,
     refuse_equal_names,
+    refuse_longer_context,
     refuse_unknown_names,
 )
 from core.cli.what_if import described, what_if
@@ -51,7 +54,12 @@ def plan(
         ),
     ] = None,
     coordinator: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The coordinator's memory, for embedding and head: 16gb.")
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="The coordinator's memory, for embedding and head: 16gb. Or the name of the node on whose machine it"
+            " runs: it takes what it needs from that one's memory.",
+        ),
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(metavar="URL", help="Plan for the nodes of a running cluster, whose API is there.")
@@ -67,6 +75,7 @@ def plan(
     pin: Pins = None,
     exclude: Excluded = None,
     context: PlannedContext = None,
+    max_context: MaxContext = None,
     revision: Revision = None,
     min_nodes: Annotated[int, typer.Option(help="Use at least so many nodes.", min=1)] = 1,
     max_nodes: Annotated[int | None, typer.Option(help="Use at most so many nodes.", min=1)] = None,
@@ -80,7 +89,7 @@ def plan(
     """Show which node would hold which layers of a model, and why. No weights are loaded."""
     set_up_logging("warning")
     if cluster is not None:
-        if model or node or link or coordinator or pin or exclude or context:
+        if model or node or link or coordinator or pin or exclude or context or max_context:
             raise ConfigError("--cluster brings its own model and nodes", "", "leave out all but --without and --with")
         run(partial(what_if, cluster, without or [], with_ or []))
         return
@@ -89,14 +98,18 @@ def plan(
     if model is None or not node:
         raise ConfigError("--model and --node are missing", "", "or give --cluster URL")
     bounds(min_nodes, max_nodes)
+    refuse_longer_context(context, max_context)
     nodes = [parse_node(text, f"node-{index}") for index, text in enumerate(node, start=1)]
     refuse_equal_names(each.name for each in nodes)
     excluded, links, pins = exclude or [], dict(map(parse_link, link or [])), parse_pins(pin or [])
     used = [each for each in nodes if each.name not in excluded]
     refuse_unknown_names([*excluded, *pins, *(end for ends in links for end in ends)], [each.name for each in nodes])
-    host = parse_size(coordinator, "--coordinator") if coordinator else None
+    host = next((each for each in nodes if each.name == coordinator), None)
+    host_memory = host.memory if host else parse_size(coordinator, "--coordinator") if coordinator else None
+    if host:
+        links = {**links_of_machine(host.name, links), **links}
 
-    from core.coordinator.planning import RESERVED_CONTEXT, node_memory, plan_request, planned
+    from core.coordinator.planning import node_memory, plan_request, planned, planned_context
     from core.plugins import PluginHost
     from core.runtime.device import pick
     from core.runtime.model import Model
@@ -116,14 +129,16 @@ def plan(
             keep_head=keep_head,
         )
         own = opened.embed_and_head_bytes(precision)
-        if host is not None and own > (usable := node_memory(host)):
+        if host_memory is not None and own > (usable := node_memory(host_memory)):
             raise PlanError(
                 "the coordinator is too small",
                 f"embedding and head take {show_bytes(own)}, and {show_bytes(usable)} of its memory may be filled",
                 "give it to a larger machine, or choose a smaller model or a stronger quantization",
                 missing_bytes=own - usable,
             )
-        request = plan_request(opened, precision, (), min_nodes, max_nodes, context or RESERVED_CONTEXT)
+        used = [each.with_head(own) if each is host else each for each in used]
+        room = planned_context(context, max_context)
+        request = plan_request(opened, precision, (), min_nodes, max_nodes, room)
         request = replace(
             request,
             candidates=tuple(each.as_candidate(request.weight_bytes) for each in used),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
@@ -29,6 +29,10 @@ PlannedContext = Annotated[
         help="Plan room for so many tokens of context in each layer. Default: 4096, or the model's.",
         min=1,
     ),
+]
+MaxContext = Annotated[
+    int | None,
+    typer.Option(help="At most so many tokens of prompt and answer. Default: what model and memory allow.", min=2),
 ]
 
 _NAME, _NUMBER = r"[\w.-]+", r"\d{1,9}(?:\.\d{1,9})?"
@@ -60,6 +64,10 @@ class NodeOption:
         share = self.token_seconds / sum(weight_bytes)
         row_seconds = tuple(nbytes * share for nbytes in weight_bytes) if self.token_seconds else ()
         return Candidate(self.name, node_memory(self.memory), "unknown", row_seconds=row_seconds)
+
+    def with_head(self, nbytes: int) -> NodeOption:
+        """The coordinator runs on its machine too, and holds so much there."""
+        return replace(self, memory=max(0, self.memory - nbytes))
 
 
 def parse_size(text: str, option: str) -> int:
@@ -93,6 +101,14 @@ def parse_link(text: str) -> tuple[tuple[str, str], Wire]:
     return (one, other), Wire(float(match["ms"]) / 2000, bits / 8)
 
 
+def links_of_machine(name: str, links: Mapping[tuple[str, str], Wire]) -> dict[tuple[str, str], Wire]:
+    """The coordinator's links, if it runs on the machine of that node: none to it, and the node's to the others."""
+    others = {other if one == name else one: wire for (one, other), wire in links.items() if name in (one, other)}
+    return {(COORDINATOR, other): wire for other, wire in others.items() if other != COORDINATOR} | {
+        (COORDINATOR, name): Wire(0.0)
+    }
+
+
 def parse_pins(texts: Iterable[str]) -> dict[str, range]:
     """`mac=0-10`: layers [0, 10). Raises ConfigError for anything else, and for a node that is told twice."""
     pins: dict[str, range] = {}
@@ -115,6 +131,12 @@ def parse_caps(texts: Iterable[str]) -> dict[str, int]:
             raise ConfigError(f"--node-memory {text!r} names no node", "", "write it as mac=16gb")
         caps[name] = parse_size(size, "--node-memory")
     return caps
+
+
+def refuse_longer_context(context: int | None, most: int | None) -> None:
+    """Raises ConfigError."""
+    if most is not None and context is not None and context > most:
+        raise ConfigError(f"--context {context} is more than --max-context {most}", "", "give one of the two")
 
 
 def refuse_equal_names(names: Iterable[str]) -> None:

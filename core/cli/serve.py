@@ -52,12 +52,14 @@ from core.cli.options import (
 from core.cli.plan_options import (
     DEFAULT_PLANNER,
     Excluded,
+    MaxContext,
     Pins,
     PlanForName,
     PlannedContext,
     PlannerName,
     parse_caps,
     parse_pins,
+    refuse_longer_context,
 )
 from core.coordinator.coordinator import Coordinator
 from core.coordinator.settings import CoordinatorSettings
@@ -114,10 +116,7 @@ def serve(
         str | None, typer.Option(help="Its name in the API. Default: the repo id or file name.")
     ] = None,
     max_sessions: Annotated[int, typer.Option(help="Generations that run at once; others wait.", min=1)] = 64,
-    max_context: Annotated[
-        int | None,
-        typer.Option(help="At most so many tokens of prompt and answer. Default: what model and memory allow.", min=2),
-    ] = None,
+    max_context: MaxContext = None,
     prefix_cache: Annotated[
         bool,
         typer.Option(
@@ -179,8 +178,7 @@ def serve(
     api = replace(api, tools=ToolSettings(tool_format, tools_as_text))
     least = min_nodes if min_nodes is not None else max(1, local_nodes)
     bounds(least, max_nodes)
-    if max_context is not None and context is not None and context > max_context:
-        raise ConfigError(f"--context {context} is more than --max-context {max_context}", "", "give one of the two")
+    refuse_longer_context(context, max_context)
     if advertise and is_loopback(node_host):
         raise ConfigError("--advertise without friends", f"nodes join at {node_host} alone", "add --node-host 0.0.0.0")
     for host in advertise or ():

@@ -14,7 +14,7 @@ from core.coordinator.changes import Changes
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import NotReady, sole_error
 from core.interfaces.engine import ClusterStatus, Conversation, Generation, GenerationRequest, ModelCard
-from core.interfaces.telemetry import Metric, SessionStatus
+from core.interfaces.telemetry import Metric, PaceStatus, SessionStatus
 from core.plugins import PluginHost
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Coordinator:
         async with self._open().generate(request) as session:
             yield session
 
-    def watch(self) -> AbstractAsyncContextManager[AsyncIterator[SessionStatus]]:
+    def watch(self) -> AbstractAsyncContextManager[AsyncIterator[SessionStatus | PaceStatus]]:
         self._open()
         assert self._live is not None
         return self._live.telemetry.watch()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from enum import Enum
 
 import trio
 
@@ -14,19 +13,13 @@ from core.coordinator.members import Member, Members
 from core.coordinator.planning import Planning
 from core.coordinator.prediction import MIN_SAVING_SECONDS
 from core.coordinator.router import Router
-from core.coordinator.token_times import TokenTimes
+from core.interfaces.telemetry import Pace, PaceStatus
 
 DRIFT, BACK = 1.3, 1.15
 """By which factor what was planned must be missed to count, and within which one it is met again."""
 HOLD_SECONDS = 120.0
 CHECK_SECONDS = 5.0
 _log = logging.getLogger(__name__)
-
-
-class Pace(Enum):
-    AS_PLANNED = "as planned"
-    SLOWER = "slower"
-    FASTER = "faster"
 
 
 class Drift:
@@ -59,15 +52,22 @@ class Drift:
 
 
 class DriftWatch:
-    """`run` it in a task. `on_drift` is called when another plan may be better for it."""
+    """`run` it in a task. `tell` is called for a hop whose pace is another one, `on_drift` when another plan may be
+    better for that.
+    """
 
     def __init__(
-        self, members: Members, router: Router, planning: Planning, times: TokenTimes, on_drift: Callable[[], None]
+        self,
+        members: Members,
+        router: Router,
+        planning: Planning,
+        tell: Callable[[PaceStatus], None],
+        on_drift: Callable[[], None],
     ) -> None:
         self._members = members
         self._router = router
         self._planning = planning
-        self._times = times
+        self._tell = tell
         self._on_drift = on_drift
         self._drifts: dict[Hop | Member, Drift] = {}
         self._excess = Excess(planning.speeds)
@@ -87,9 +87,9 @@ class DriftWatch:
         drifted = [subject for subject, drift in self._drifts.items() if drift.note(self._seconds(subject), now)]
         for subject in drifted:
             if isinstance(subject, Hop):
-                _tell(subject, self._drifts[subject])
+                self._note_pace(subject, self._drifts[subject])
         corrected = self._excess.forgive(self._members.all(), now)
-        if route and (taken := self._times.token):
+        if route and (taken := self._planning.times.token):
             corrected |= self._excess.note(hops, taken, self._planning.token_seconds(hops), now)
         if drifted or corrected:
             self._on_drift()
@@ -116,8 +116,9 @@ class DriftWatch:
             return speeds.timed(subject.member, subject.layers)
         return speeds.timed(subject, range(len(speeds.costs)))
 
-
-def _tell(hop: Hop, drift: Drift) -> None:
-    told = (hop.member.node_id, drift.pace.value, hop.span, 1000 * drift.planned * drift.ratio, 1000 * drift.planned)
-    level = logging.WARNING if drift.pace is Pace.SLOWER else logging.INFO
-    _log.log(level, "node %s is %s with layers %s: a token takes %.3g ms there, %.3g were planned", *told)
+    def _note_pace(self, hop: Hop, drift: Drift) -> None:
+        status = PaceStatus(hop.member.node_id, drift.pace, drift.planned * drift.ratio, drift.planned)
+        told = (status.node_id, status.pace.value, hop.span, 1000 * status.token_seconds, 1000 * status.planned_seconds)
+        level = logging.WARNING if drift.pace is Pace.SLOWER else logging.INFO
+        _log.log(level, "node %s is %s with layers %s: a token takes %.3g ms there, %.3g were planned", *told)
+        self._tell(status)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -54,13 +55,23 @@ class Improvement:
         self._rests_until = trio.current_time() + REBALANCE_SECONDS
 
     async def find(self, route: Route, members: Sequence[Member]) -> Better | None:
-        """A plan that is so much better than `route` that it should take its place, if it may be looked for now."""
+        """A plan that is so much better than `route` that it should take its place, if it may be looked for now.
+
+        None as soon as `route` breaks.
+        """
         asked = self._asked
         if not asked and (not self._settings.rebalance or members == self._considered):
             return None
         if not asked and trio.current_time() < self._rests_until:
             return None
         self._considered, self._asked = members, False
+        better = await route.unless_broken(partial(self._better, route, members, asked))
+        if route.failure is not None:
+            self._considered, self._asked = (), self._asked or asked
+            return None
+        return better
+
+    async def _better(self, route: Route, members: Sequence[Member], asked: bool) -> Better | None:
         for beside in ([route], []):
             try:
                 plan = await self._planning.plan(members, beside=beside)

@@ -99,7 +99,15 @@ class Live:
             return RouteService(route, parts, router.admit, router.move)
 
         self.supervisor = Supervisor(
-            settings, self.members, self.routes, planning, builder, router, service_of, self._on_change
+            settings,
+            self.members,
+            self.routes,
+            planning,
+            builder,
+            router,
+            service_of,
+            self._on_change,
+            self.telemetry.tell_watchers,
         )
         self.generator = Generator(
             model=model,

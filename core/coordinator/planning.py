@@ -5,6 +5,7 @@ And its answer, which is held to what a plan is.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,9 +30,14 @@ _log = logging.getLogger(__name__)
 
 RESERVED_CONTEXT = 4096
 """Tokens of KV cache that a plan sets aside in every layer (fewer if the model's context is shorter)."""
+PROMPT_ROWS = 2.0
+"""Tokens of prompts that are read for each one that is written. Chats come to half a token where what was said before
+is cached (ShareGPT, by Kwon et al. 2023), to eight where all of it is read each time (Azure, by Patel et al. 2024)."""
 EXCLUDED = "`core serve --exclude` names it"
 USABLE = 0.9
 """The part of a node's free memory that a plan fills at most: batches need room as well."""
+PLAN_THREADS = 3
+"""Plans that nobody waits for any more are still being made: that of what was lost since does not wait for them."""
 PLAN_SECONDS = 60.0
 """A planner that takes longer is given up."""
 
@@ -54,8 +60,8 @@ class Planning:
     wires: Wires
     times: TokenTimes
     requirements: Requirements
-    one_at_a_time: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
-    """A planner that never returns keeps one thread."""
+    threads: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(PLAN_THREADS))
+    """A planner that never returns keeps as many."""
 
     async def plan(self, members: Sequence[Member], *, beside: Collection[Route] = (), in_haste: bool = False) -> Plan:
         """A plan for `members`, which has room while the routes `beside` it go on serving.
@@ -84,7 +90,7 @@ class Planning:
         request = replace(self._request(members, beside), in_haste=in_haste)
         with trio.move_on_after(PLAN_SECONDS):
             return await trio.to_thread.run_sync(
-                planned, self.planner, request, abandon_on_cancel=True, limiter=self.one_at_a_time
+                planned, self.planner, request, abandon_on_cancel=True, limiter=self.threads
             )
         raise PlanError(f"the planner {self.planner.name!r} gave no plan within {PLAN_SECONDS:g} s")
 
@@ -106,9 +112,11 @@ class Planning:
         used = {stage.node_id for stage in (*plan.stages, *serving.stages)}
         known = {member.node_id: member for member in (*members, *_members_of(route))}
         request = self._request(list(known.values()), ())
+        # What was measured and what was not can't be compared.
         if not all(request.wire(node_id, COORDINATOR) for node_id in used):
-            # A wire that was measured and one that was not can't be compared.
             request = replace(request, wires={})
+        if not all(node.chunk_seconds for node in request.candidates if node.node_id in used):
+            request = replace(request, prompt_rows=0.0)
         return gain(self._predict(plan, request), self._predict(serving, request), request.plan_for)
 
     def layer_bytes(self, layers: range) -> int:
@@ -169,11 +177,13 @@ class Planning:
     def _request(self, members: Sequence[Member], beside: Collection[Route]) -> PlanRequest:
         settings = self.settings
         candidates = [self._candidate(member, beside) for member in members]
-        context = settings.planned_context or min(RESERVED_CONTEXT, settings.max_context or RESERVED_CONTEXT)
+        context = planned_context(settings.planned_context, settings.max_context)
         bounds = settings.min_nodes, settings.max_nodes
         asked = plan_request(self.model, self.precision, candidates, *bounds, context)
         pins = {node_id: layers for node_id, layers in settings.pins.items() if node_id in {m.node_id for m in members}}
-        return replace(asked, wires=self.wires.known(members), plan_for=settings.plan_for, pins=pins)
+        return replace(
+            asked, wires=self.wires.known(members), plan_for=settings.plan_for, pins=pins, prompt_rows=PROMPT_ROWS
+        )
 
     def _local_memory(self) -> int:
         """Each local node's share, whatever the coordinator and its siblings hold by the time it measures."""
@@ -185,6 +195,14 @@ def node_memory(free: float, cap: int | None = None) -> int:
     """Bytes of `free` for layers and caches, and no more than the `cap` of the machine's user."""
     usable = int(free * USABLE)
     return usable if cap is None else min(usable, cap)
+
+
+def planned_context(asked: int | None, most: int | None) -> int:
+    """For how many tokens of context a plan sets memory aside: as many as was asked for, if the model takes them.
+
+    `most`: generations get no longer than that.
+    """
+    return asked or min(RESERVED_CONTEXT, most or RESERVED_CONTEXT)
 
 
 def plan_request(
@@ -250,7 +268,17 @@ def _fault(plan: Plan, request: PlanRequest) -> str:
     """What of `plan` contradicts the request; empty where nothing does."""
     if not isinstance(plan, Plan):
         return f"it is {plan!r}, and no Plan"
-    layers, known = len(request.layer_bytes), {candidate.node_id for candidate in request.candidates}
+    faults = (check(plan, request) for check in (_of_words, _of_nodes, _of_layers, _of_pins, _of_memory))
+    return next(filter(None, faults), "")
+
+
+def _of_words(plan: Plan, request: PlanRequest) -> str:
+    said = (*plan.notes, *itertools.chain(*plan.left_out))
+    return next((f"{word!r} is no text" for word in said if not isinstance(word, str)), "")
+
+
+def _of_nodes(plan: Plan, request: PlanRequest) -> str:
+    known = {candidate.node_id for candidate in request.candidates}
     used, left_out = {stage.node_id for stage in plan.stages}, [node_id for node_id, _ in plan.left_out]
     for node_id in (*used, *left_out):
         if node_id not in known:
@@ -258,7 +286,11 @@ def _fault(plan: Plan, request: PlanRequest) -> str:
     for node_id in left_out:
         if node_id in used or left_out.count(node_id) > 1:
             return f"{node_id!r} is left out, and told of twice"
-    end = 0
+    return ""
+
+
+def _of_layers(plan: Plan, request: PlanRequest) -> str:
+    layers, end = len(request.layer_bytes), 0
     for stage in plan.stages:
         given = f"{stage.node_id!r} is given layers [{stage.start}, {stage.end})"
         if not (isinstance(stage.start, int) and isinstance(stage.end, int)):
@@ -268,13 +300,29 @@ def _fault(plan: Plan, request: PlanRequest) -> str:
         if stage.start != end:
             return f"{given} where [{end}, ...) follow"
         end = stage.end
-    if end < layers:
-        return f"layers [{end}, {layers}) are on no node"
-    for node_id, pinned in request.pins.items():
-        owned = {layer for stage in plan.stages if stage.node_id == node_id for layer in range(stage.start, stage.end)}
-        if not owned.issuperset(pinned):
-            return f"layers [{pinned.start}, {pinned.stop}) are pinned to {node_id!r}, and it is not given all of them"
+    return f"layers [{end}, {layers}) are on no node" if end < layers else ""
+
+
+def _of_pins(plan: Plan, request: PlanRequest) -> str:
+    used = {stage.node_id for stage in plan.stages}
     most = len(used) if request.max_stages is None else request.max_stages
+    for node_id, pinned in request.pins.items():
+        if not set(_layers_on(plan, node_id)).issuperset(pinned):
+            return f"layers [{pinned.start}, {pinned.stop}) are pinned to {node_id!r}, and it is not given all of them"
     if not request.min_stages <= len(used) <= most:
         return f"{len(used)} nodes are used, outside the bounds that were asked for"
     return ""
+
+
+def _of_memory(plan: Plan, request: PlanRequest) -> str:
+    weights = request.weight_bytes or (0,) * len(request.layer_bytes)
+    for node in request.candidates:
+        layers = _layers_on(plan, node.node_id)
+        taken = sum(request.layer_bytes[i] - weights[i] * (i in node.pinned) for i in layers)
+        if layers and taken > node.memory:
+            return f"{node.node_id!r} is given layers of {taken} bytes, and offers {node.memory}"
+    return ""
+
+
+def _layers_on(plan: Plan, node_id: str) -> list[int]:
+    return [layer for stage in plan.stages if stage.node_id == node_id for layer in range(stage.start, stage.end)]

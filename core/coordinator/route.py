@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import trio
 
 from core.coordinator.hop import Hop
 from core.coordinator.members import Member
-from core.errors import ChannelClosed, CoreError, ProtocolError, RouteError, StageError
+from core.errors import ChannelClosed, CoreError, ProtocolError, RouteError, StageError, sole_error
 from core.protocol.codec import Packet
 from core.protocol.fields import Segment, Tensor
 from core.protocol.messages import (
@@ -23,6 +24,7 @@ from core.protocol.messages import (
     Run,
 )
 
+T = TypeVar("T")
 STALL_SECONDS = 120.0
 """A route is given up if a batch whose turn it is does not come out for so long."""
 SKIPPED_SECONDS = 10.0
@@ -125,6 +127,22 @@ class Route:
             raise ticket.error
         assert ticket.result is not None
         return ticket.result
+
+    async def unless_broken(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """What `work` comes to, or raises; None if the route breaks before, which ends it."""
+        found: T | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._cancel_once_broken, nursery.cancel_scope)
+                found = await work()
+                nursery.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise sole_error(group) from None
+        return found
+
+    async def _cancel_once_broken(self, scope: trio.CancelScope) -> None:
+        await self.broken.wait()
+        scope.cancel()
 
     @property
     def in_flight(self) -> int:

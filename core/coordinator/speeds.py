@@ -32,7 +32,9 @@ class Speeds:
         return tuple(seconds + member.excess * cost.read_bytes for seconds, cost in zip(told, self.costs, strict=False))
 
     def chunk_seconds(self, member: Member) -> tuple[float, ...]:
-        return self._seconds(member, lambda time: time.chunk_ns, member.hello.chunk_speed)
+        """Of CHUNK_ROWS rows in each layer, which take no less than one; empty if nothing is known."""
+        told = self._seconds(member, lambda time: time.chunk_ns, member.hello.chunk_speed)
+        return tuple(map(max, told, self.row_seconds(member))) if self.row_seconds(member) else told
 
     def timed(self, member: Member, layers: range) -> float:
         """What a row takes in all of `layers`; 0 if the member has not timed every kind of them."""

@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
+from functools import partial
 
 import trio
 
@@ -25,6 +26,7 @@ from core.coordinator.settings import CoordinatorSettings
 from core.coordinator.suspicion import AVOIDED, Suspicion
 from core.errors import CoreError, NotReady, PlanError, RouteError
 from core.interfaces.planner import Plan
+from core.interfaces.telemetry import PaceStatus
 from core.protocol.messages import Release
 
 FIRST_RETRY_SECONDS, RETRY_SECONDS = 0.1, 5.0
@@ -45,7 +47,7 @@ class State(Enum):
 class Supervisor:
     """Keeps a route alive. `make_service` gives a route that is loaded and proven its service.
 
-    `on_change` is called when `state` or `detail` may have changed.
+    `on_change` is called when `state` or `detail` may have changed, `tell_pace` when a machine's pace has.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Supervisor:
         router: Router,
         make_service: Callable[[Route], RouteService],
         on_change: Callable[[], None],
+        tell_pace: Callable[[PaceStatus], None],
     ) -> None:
         self.state = State.WAITING
         self.detail = ""
@@ -80,7 +83,7 @@ class Supervisor:
         self._epochs = itertools.count(1)
         self._lost = ""
         self._improvement = Improvement(settings, planning, router)
-        self.drift = DriftWatch(members, router, planning, planning.times, self._drifted)
+        self.drift = DriftWatch(members, router, planning, tell_pace, self._drifted)
         self._failures = 0
         """Builds in a row that came to nothing."""
         self._is_stuck = False
@@ -159,7 +162,9 @@ class Supervisor:
         """The next route is made beside the one that serves, if memory allows; or after it; or there is none."""
         others = self._available()
         try:
-            plan = await self._suspicion.plan(self.planning, others, beside=[service.route])
+            plan = await service.route.unless_broken(
+                partial(self._suspicion.plan, self.planning, others, beside=[service.route])
+            )
         except PlanError:
             if self._settings.recovery_time == 0 or not await self._can_be_served_without():
                 await self._drain(service, pausing)
@@ -167,7 +172,8 @@ class Supervisor:
                 _log.info(NO_MEMORY_FOR_TWO)
                 service.route.fail(parting(pausing))
             return
-        await self._replace(plan, service, nursery, lambda: pausing.paused != "")
+        if plan is not None:
+            await self._replace(plan, service, nursery, lambda: pausing.paused != "")
 
     async def _replace(
         self, plan: Plan, service: RouteService, nursery: trio.Nursery, is_wanted: Callable[[], bool]

@@ -17,7 +17,7 @@ from core.coordinator.chunk_sizing import Average
 from core.coordinator.route import Route
 from core.coordinator.session import Session, Status
 from core.coordinator.token_times import TokenTimes
-from core.interfaces.telemetry import HopStatus, Metric, Phase, Sample, SessionStatus
+from core.interfaces.telemetry import HopStatus, Metric, PaceStatus, Phase, Sample, SessionStatus
 from core.protocol.messages import HiddenState
 
 TELL_SECONDS = 0.25
@@ -95,7 +95,7 @@ class Telemetry:
         self._epoch = 0
         self._outage_seconds = 0.0
         self._wire_seconds = 0.0
-        self._watchers: set[trio.MemorySendChannel[SessionStatus]] = set()
+        self._watchers: set[trio.MemorySendChannel[SessionStatus | PaceStatus]] = set()
 
     def route_began(self, route: Route) -> None:
         self._epoch = route.epoch
@@ -163,19 +163,22 @@ class Telemetry:
         self.tell(session)
 
     def tell(self, session: Session) -> None:
-        """Lets the watchers know; one that does not keep up misses what it has no room for."""
+        """Lets the watchers know how it is with a session."""
         if self._watchers:
-            status = status_of(session)
-            for watcher in list(self._watchers):
-                try:
-                    watcher.send_nowait(status)
-                except (trio.WouldBlock, trio.BrokenResourceError):
-                    continue
+            self.tell_watchers(status_of(session))
+
+    def tell_watchers(self, status: SessionStatus | PaceStatus) -> None:
+        """One that does not keep up misses what it has no room for."""
+        for watcher in list(self._watchers):
+            try:
+                watcher.send_nowait(status)
+            except (trio.WouldBlock, trio.BrokenResourceError):
+                continue
 
     @asynccontextmanager
-    async def watch(self) -> AsyncIterator[trio.MemoryReceiveChannel[SessionStatus]]:
-        """What becomes of sessions, as it happens."""
-        send, receive = trio.open_memory_channel[SessionStatus](_WATCH_QUEUE)
+    async def watch(self) -> AsyncIterator[trio.MemoryReceiveChannel[SessionStatus | PaceStatus]]:
+        """What becomes of sessions and of machines' pace, as it happens."""
+        send, receive = trio.open_memory_channel[SessionStatus | PaceStatus](_WATCH_QUEUE)
         self._watchers.add(send)
         try:
             with receive:

@@ -88,6 +88,7 @@ def _planning(live: Live) -> PlanningStatus | None:
         max_nodes=asked.max_stages,
         pins={node_id: (layers.start, layers.stop) for node_id, layers in live.settings.pins.items()},
         excluded=tuple(sorted(live.settings.excluded)),
+        prompt_rows=asked.prompt_rows,
     )
 
 

@@ -50,7 +50,7 @@ class Documentation:
     """Types of an answer (`media` is what it comes as), of the request's body and of a stream's events, as there are.
     With `streams_lines` a stream is lines of JSON, each like the answer.
 
-    `others` are answers with another status than 200 whose body is no error.
+    `others` are answers with another status than 200 whose body is no error; `other_events` come in the same stream.
     """
 
     answer: Any = None
@@ -59,10 +59,12 @@ class Documentation:
     media: str = JSON
     streams_lines: bool = False
     others: Mapping[int, Any] = field(default_factory=dict)
+    other_events: tuple[Any, ...] = ()
 
     @property
     def types(self) -> list[Any]:
-        return [kind for kind in (self.answer, self.body, self.event, *self.others.values()) if kind is not None]
+        kinds = (self.answer, self.body, self.event, *self.others.values(), *self.other_events)
+        return [kind for kind in kinds if kind is not None]
 
 
 def document(handlers: Iterable[HTTPRouteHandler], keys_needed: bool) -> bytes:
@@ -103,7 +105,8 @@ def _operation(
     if documentation.streams_lines:
         content[LINES] = {"schema": {"type": "string"}}
     if documentation.event is not None:
-        content[_EVENTS] = {"schema": _event([schema_of[documentation.event], schema_of[ErrorBody]])}
+        events = (documentation.event, *documentation.other_events, ErrorBody)
+        content[_EVENTS] = {"schema": _event([schema_of[event] for event in events])}
     failures = _FAILURES if documentation.body or names else _FAILURES.keys() & {400, 401, 403, 500, 503}
     answers = documentation.answer is not None or documentation.event is not None
     responses = {str(status): {"$ref": f"#/components/responses/{status}"} for status in failures}

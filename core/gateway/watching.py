@@ -19,7 +19,7 @@ from core.gateway.bridge import Bridge, while_connected
 from core.gateway.openapi import DOCUMENTED, TEXT, Documentation
 from core.gateway.routes import gateway_of
 from core.interfaces.engine import Engine
-from core.interfaces.telemetry import Metric, Sample, SessionStatus
+from core.interfaces.telemetry import Metric, PaceStatus, Sample, SessionStatus
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
@@ -32,9 +32,12 @@ async def metrics(request: AnyRequest) -> Response[bytes]:
     return Response(render(counted), media_type=f"{TEXT}; version=0.0.4; charset=utf-8")
 
 
-@get("/v1/cluster/events", opt={DOCUMENTED: Documentation(event=SessionStatus)})
+@get("/v1/cluster/events", opt={DOCUMENTED: Documentation(event=SessionStatus, other_events=(PaceStatus,))})
 async def events(request: AnyRequest) -> ASGIApp:
-    """Tells what becomes of generations, as it happens: phase, progress, speed, and why one is suspended or failed."""
+    """Tells what becomes of generations, as it happens: phase, progress, speed, and why one is suspended or failed.
+
+    And of machines that have become slower or faster than planned.
+    """
     gateway = gateway_of(request)
     return Watch(gateway.engine, gateway.bridge)
 
@@ -54,7 +57,7 @@ class Watch:
             await send_stream(_framed(statuses), send)
 
 
-async def _framed(statuses: AsyncIterator[SessionStatus]) -> AsyncIterator[bytes]:
+async def _framed(statuses: AsyncIterator[SessionStatus | PaceStatus]) -> AsyncIterator[bytes]:
     async for status in statuses:
         yield b"data: " + msgspec.json.encode(status) + b"\n\n"
 

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from core.interfaces.telemetry import HopStatus, KVStatus, Metric, SessionStatus
+from core.interfaces.telemetry import HopStatus, KVStatus, Metric, PaceStatus, SessionStatus
 
 FinishReason = Literal["stop", "length"]
 
@@ -190,6 +190,7 @@ class PlanningStatus:
     max_nodes: int | None
     pins: Mapping[str, tuple[int, int]]
     excluded: tuple[str, ...]
+    prompt_rows: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +273,8 @@ class Engine(Protocol):
         At the request's deadline what runs inside is cancelled, and DeadlineExceeded raised.
         """
 
-    def watch(self) -> AbstractAsyncContextManager[AsyncIterator[SessionStatus]]:
-        """What becomes of generations, as it happens. Raises NotReady before the model is open."""
+    def watch(self) -> AbstractAsyncContextManager[AsyncIterator[SessionStatus | PaceStatus]]:
+        """What becomes of generations and machines, as it happens. Raises NotReady before the model is open."""
 
     def metrics(self) -> tuple[Metric, ...]: ...
 

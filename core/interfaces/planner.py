@@ -28,6 +28,10 @@ class Wire:
     seconds: float
     bandwidth: float = 0.0
 
+    def takes(self, nbytes: int) -> float:
+        """Seconds that so many bytes take one way."""
+        return self.seconds + (nbytes / self.bandwidth if self.bandwidth else 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -63,6 +67,7 @@ class PlanRequest:
 
     `row_bytes` is what one row of hidden states takes on a wire. `wires` are those that were measured, by the ids of
     their two ends in either order, the coordinator's being COORDINATOR. `pins` are layers that a node must have.
+    `prompt_rows` is how many rows of prompts are computed for each row that is decoded.
     """
 
     layer_bytes: tuple[int, ...]
@@ -75,6 +80,7 @@ class PlanRequest:
     row_bytes: int = 0
     wires: Mapping[tuple[str, str], Wire] = field(default_factory=dict)
     pins: Mapping[str, range] = field(default_factory=dict)
+    prompt_rows: float = 0.0
 
     def wire(self, one: str, other: str) -> Wire | None:
         """Between two nodes, or a node and COORDINATOR; None if nothing is known of it.

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Literal
 
 Phase = Literal["waiting", "prefill", "decode", "suspended", "done", "failed"]
+
+
+class Pace(Enum):
+    AS_PLANNED = "as planned"
+    SLOWER = "slower"
+    FASTER = "faster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,19 @@ class SessionStatus:
     seconds: float
     detail: str = ""
     recoveries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PaceStatus:
+    """A machine that serves has become slower or faster than planned, or is as planned again, for two minutes by then.
+
+    A token takes `token_seconds` in its layers, and was to take `planned_seconds`.
+    """
+
+    node_id: str
+    pace: Pace
+    token_seconds: float
+    planned_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import math
 import random
 from itertools import accumulate, pairwise
 
-from core.interfaces.planner import COORDINATOR, Candidate, Plan, PlanFor, PlanRequest, Wire
+from core.interfaces.planner import CHUNK_ROWS, COORDINATOR, Candidate, Plan, PlanFor, PlanRequest, Wire
 
 ROW_BYTES = 8192
 
@@ -51,18 +51,21 @@ def random_request(
         row_bytes=ROW_BYTES,
         wires=wires,
         pins=_random_pins(rng, ids, count),
+        prompt_rows=rng.choice((0.0, 2.0, 20.0)),
     )
 
 
 def _random_node(rng: random.Random, node_id: str, weights: list[int], total: int) -> Candidate:
     per_layer = rng.choice((0.001, 0.002, 0.005, 0.02)) * rng.uniform(0.7, 1.4)
-    start = rng.randrange(len(weights))
+    start, chunk_factor = rng.randrange(len(weights)), rng.choice((2.0, 10.0, 50.0)) * rng.uniform(0.7, 1.4)
     held = range(start, rng.randint(start, len(weights))) if rng.random() < 0.5 else range(0)
+    rows = tuple(per_layer * nbytes / 100 * rng.uniform(0.9, 1.1) for nbytes in weights)
     return Candidate(
         node_id,
         memory=int(total * rng.choice((0.15, 0.3, 0.5, 0.8, 1.2)) * rng.uniform(0.8, 1.2)),
         device="cpu",
-        row_seconds=tuple(per_layer * nbytes / 100 * rng.uniform(0.9, 1.1) for nbytes in weights),
+        row_seconds=rows,
+        chunk_seconds=tuple(seconds * chunk_factor for seconds in rows),
         held=frozenset(held),
     )
 
@@ -75,20 +78,30 @@ def _random_pins(rng: random.Random, ids: list[str], layers: int) -> dict[str, r
 
 
 def seconds(plan: Plan, request: PlanRequest) -> float:
-    """What the plan is to make short: of one row its way through all stages and wires; or the slowest stage."""
+    """What the plan is to make short: of one row its way through all stages and wires; or the slowest stage.
+
+    With the rows of prompts that come with it.
+    """
     nodes = {node.node_id: node for node in request.candidates}
-    stages = [sum(nodes[stage.node_id].row_seconds[stage.start : stage.end]) for stage in plan.stages]
+    stages = [sum(layer_seconds(nodes[stage.node_id], request)[stage.start : stage.end]) for stage in plan.stages]
     if request.plan_for is PlanFor.THROUGHPUT:
         return max(stages)
     machines = (COORDINATOR, *(stage.node_id for stage in plan.stages), COORDINATOR)
     return sum(stages) + sum(wire_seconds(request, *ends) for ends in pairwise(machines))
 
 
+def layer_seconds(node: Candidate, request: PlanRequest) -> list[float]:
+    """For one row and the rows of prompts that come with it. Both must be known."""
+    chunks = request.prompt_rows / CHUNK_ROWS
+    return [row + chunks * chunk for row, chunk in zip(node.row_seconds, node.chunk_seconds, strict=True)]
+
+
 def wire_seconds(request: PlanRequest, one: str, other: str) -> float:
-    """For one row. The wire must be known."""
+    """For one row and the rows of prompts that come with it. The wire must be known."""
     wire = request.wire(one, other)
     assert wire is not None, f"nothing is known of the wire from {one!r} to {other!r}"
-    return wire.seconds + (request.row_bytes / wire.bandwidth if wire.bandwidth else 0.0)
+    chunks = request.prompt_rows / CHUNK_ROWS
+    return wire.takes(request.row_bytes) + chunks * wire.takes(CHUNK_ROWS * request.row_bytes)
 
 
 def least_seconds(request: PlanRequest) -> float | None:
@@ -104,7 +117,7 @@ class _TryingAll:
         self._request, self._layers = request, len(request.layer_bytes)
         self._nodes = request.candidates
         self._takes = [[0, *accumulate(self._sizes(node))] for node in self._nodes]
-        self._times = [[0.0, *accumulate(node.row_seconds)] for node in self._nodes]
+        self._times = [[0.0, *accumulate(layer_seconds(node, request))] for node in self._nodes]
         ids = [*(node.node_id for node in self._nodes), COORDINATOR]
         self._wires = [[wire_seconds(request, one, other) for other in ids] for one in ids]
         self._is_sum = request.plan_for is PlanFor.LATENCY

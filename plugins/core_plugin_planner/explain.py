@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from core import COORDINATOR, Candidate, PlanFor, PlanRequest
-from core_plugin_planner.objective import Objective, Path, stages_of
-from core_plugin_planner.problem import NANOSECONDS, NEVER, VIOLATION, Problem
-from core_plugin_planner.search import with_node
+from core_plugin_planner.objective import Path, stages_of
+from core_plugin_planner.problem import NANOSECONDS, NEVER, VIOLATION, Array, Problem
+from core_plugin_planner.search import with_each
 from core_plugin_planner.solve import NEAR, best_cost, for_speed, weighs_loading
-from core_plugin_planner.words import at_least, milliseconds, named, per_second, too_small
+from core_plugin_planner.words import WORDS, at_least, milliseconds, named, per_second, seconds, too_small, words
 
 GB = 10**9
 CABLE_SECONDS, CABLE_SPEED = 0.0003, 125e6
@@ -51,13 +51,18 @@ class Explanation:
     def for_throughput(self) -> bool:
         return self.request.plan_for is PlanFor.THROUGHPUT
 
+    @property
+    def token(self) -> str:
+        """What machines are compared by."""
+        return "a token with its prompt" if self.problem.prompt_shares else "a token"
+
     def left_out(self, shared: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Every candidate without layers, and why. The `shared` ones were not weighed."""
-        used = set(self.order)
-        objective = replace(for_speed(self.problem), most=len(self.problem.nodes))
+        used, objective = set(self.order), for_speed(self.problem)
+        now, then = objective.cost_of(self.path), with_each(objective, self.order)
         for index, node in enumerate(self.problem.nodes):
             if index not in used:
-                yield node.node_id, self._why_not(index, objective)
+                yield node.node_id, self._why_not(index, now, int(then[index]))
         for node_id in shared:
             yield node_id, "spare: others use it too, and the model fits without it"
 
@@ -75,41 +80,46 @@ class Explanation:
             yield from self._more_memory()
         if weighs_loading(self.problem):
             yield (
-                "It was made in haste, while nobody is served, so that little has to be loaded; a faster plan may"
-                " follow."
+                "This plan was made in haste, for nobody is answered before it is loaded: it keeps to what the machines"
+                " have loaded already. A faster one may follow."
             )
         yield from self._assumptions()
 
-    def _why_not(self, index: int, objective: Objective) -> str:
+    def _why_not(self, index: int, now: int, then: int) -> str:
+        """`now` is what the plan costs, `then` what it would with the node."""
         if reason := too_small(self.problem.costs[index]):
             return reason
         if not self.is_known:
             return "spare: the model fits without it"
-        now, then = objective.cost_of(self.path), with_node(objective, self.order, index)
         if then < now * (1 - NEAR) and len(self.path) == self.request.max_stages:
             return "the highest number of nodes that may be used is reached without it"
         if then < now * (1 - NEAR):
-            return f"spare for now: it would save {milliseconds(now - then)} a token, but has too much to load first"
+            return f"spare for now: it has too much to load, but would save {milliseconds(now - then)} of {self.token}"
         if then > now * (1 + NEAR) and then < VIOLATION:
             if self.for_throughput:
                 return f"spare: the slowest machine would need {self._instead(now, then)}"
-            return f"spare: it would cost {milliseconds(then - now)} a token ({self._instead(now, then)})"
+            longer = milliseconds(then - now)
+            return f"spare: with it, {self.token} would take {longer} longer ({self._instead(now, then)})"
         return "spare: the model fits without it, and it would make nothing faster"
 
     def _speed(self) -> Iterator[str]:
-        stages, wires = self._stage_times(), self._wire_times()
+        stages, wires = self._stage_times(self.problem.compute), self._wire_times(self.problem.wires)
         total, computing = sum(stages) + sum(wires), sum(stages)
         if self.for_throughput:
-            slowest = max(range(len(stages)), key=stages.__getitem__)
+            busy = self._stage_times(self.problem.serve)
+            slowest = max(range(len(busy)), key=busy.__getitem__)
             yield (
-                f"The slowest machine is {self._name(slowest)}: it needs {milliseconds(stages[slowest])} for a token."
-                f" That bounds what all answers get together: {per_second(stages[slowest])} tokens a second,"
-                " more where several are computed in one pass."
+                f"The slowest machine is {self._name(slowest)}: it needs {milliseconds(busy[slowest])} for"
+                f" {self.token}. So all answers together get at most {per_second(busy[slowest])} tokens a second, or"
+                " more when many ask at once, since a machine computes several answers in one go."
             )
         yield (
-            f"One answer alone gets about {per_second(total)} tokens a second: a token takes {milliseconds(total)},"
-            f" {milliseconds(computing)} of it in the machines and {milliseconds(sum(wires))} between them."
+            f"One answer alone gets about {per_second(total)} tokens a second, which are {words(total)} words: a token"
+            f" takes {milliseconds(total)}, {milliseconds(computing)} of it in the machines and"
+            f" {milliseconds(sum(wires))} between them."
         )
+        if self.problem.prompt_shares:
+            yield self._prompts(total)
         worst = max(range(len(wires)), key=wires.__getitem__)
         heaviest = max(range(len(stages)), key=stages.__getitem__)
         if len(stages) > 1 and not self.for_throughput and stages[heaviest] >= wires[worst]:
@@ -120,6 +130,15 @@ class Explanation:
             )
         yield from self._weakest_link(worst, wires[worst], total)
 
+    def _prompts(self, total: int) -> str:
+        served = sum(self._stage_times(self.problem.serve)) + sum(self._wire_times(self.problem.serving_wires))
+        rows = self.request.prompt_rows
+        return (
+            f"A question of {round(1000 * WORDS)} words is read in about {seconds((served - total) * 1000 / rows)}."
+            f" Machines are compared by a token with its prompt: for each token of an answer, {rows:g} of a question are"
+            f" read, and together that takes {milliseconds(served)}."
+        )
+
     def _weakest_link(self, index: int, nanoseconds: int, total: int) -> Iterator[str]:
         ends = (-1, *self.order, -1)[index : index + 2]
         names = [self.problem.nodes[end].node_id if end >= 0 else "the coordinator" for end in ends]
@@ -128,7 +147,7 @@ class Explanation:
         back_and_forth = 2 if len(self.path) == 1 else 1
         saved = back_and_forth * (nanoseconds - cable)
         if saved >= max(WORTH * total, MIN_SAVED) and self._is_measured(*ends):
-            yield f"{told} By a gigabit cable it would take {self._instead(total, total - saved)}."
+            yield f"{told} With a gigabit cable there, a token would take {self._instead(total, total - saved)}."
         elif len(self.path) > 1 and self._is_measured(*ends):
             yield told
 
@@ -142,15 +161,15 @@ class Explanation:
             if without is None:
                 needed.append(name)
             elif without > now * (1 + NEAR):
-                saves.append(f"without {name}, a token would take {self._instead(now, without)}")
+                saves.append(f"without {name}, {self.token} would take {self._instead(now, without)}")
             elif without < now * (1 - NEAR):
-                costs.append(
-                    f"{name} costs {milliseconds(now - without)} a token, and is used because that was asked for"
-                )
+                cost = milliseconds(now - without)
+                costs.append(f"{name} costs {cost} of {self.token}, and is used because that was asked for")
         if needed:
             each = "Each of them" if len(needed) == len(self.path) else named(needed)
             is_needed = "is needed" if len(needed) in (1, len(self.path)) else "are needed"
-            yield f"{each} {is_needed}: the model does not fit without."
+            without = "it" if len(needed) == 1 else "any one of them"
+            yield f"{each} {is_needed}: without {without} the model does not fit."
         if not self.for_throughput:
             yield from (f"{each[0].upper()}{each[1:]}." for each in saves)
             yield from (f"{each}." for each in costs)
@@ -168,7 +187,7 @@ class Explanation:
         if cost < now * (1 - NEAR) and missing > 0:
             yield (
                 f"Several machines bring memory, and their connections cost time: with {at_least(missing)} more,"
-                f" {self.problem.nodes[node].node_id} could hold the model alone, and a token would take"
+                f" {self.problem.nodes[node].node_id} could hold the model alone, and {self.token} would take"
                 f" {self._instead(now, cost)}."
             )
 
@@ -183,7 +202,7 @@ class Explanation:
             cost = best_cost(problem) if few else for_speed(problem).cost(range(len(used)))
             best = min(best, (NEVER if cost is None else cost, node.node_id))
         if best[0] <= now * (1 - WORTH_A_GIGABYTE):
-            whose = "a token on the slowest machine" if self.for_throughput else "a token"
+            whose = f"{self.token} on the slowest machine" if self.for_throughput else self.token
             yield f"One more gigabyte on {best[1]} would save {milliseconds(now - best[0])} of {whose}."
 
     def _assumptions(self) -> Iterator[str]:
@@ -209,8 +228,8 @@ class Explanation:
     def _name(self, stage: int) -> str:
         return self.problem.nodes[self.path[stage][0]].node_id
 
-    def _stage_times(self) -> list[int]:
-        return [int(self.problem.compute[stage]) for stage in stages_of(self.path)]
+    def _stage_times(self, costs: Array) -> list[int]:
+        return [int(costs[stage]) for stage in stages_of(self.path)]
 
-    def _wire_times(self) -> list[int]:
-        return [int(self.problem.wires[ends]) for ends in pairwise((-1, *self.order, -1))]
+    def _wire_times(self, costs: Array) -> list[int]:
+        return [int(costs[ends]) for ends in pairwise((-1, *self.order, -1))]

@@ -21,6 +21,8 @@ SHARED = "shared"
 class MeasuredPlanner(Planner):
     """A token of one stream takes the least time; or for throughput the slowest stage does, and then a token.
 
+    With its share of the prompt, as far as machines have timed prompts.
+
     Of plans within 2 % of that, the one that loads least; then one with few stages, filled alike. In haste, where
     something is held, loading and an answer of 512 tokens take the least time together. Machines with the label
     `shared` are used only if the model does not fit without them, or if layers are pinned to them.

@@ -5,7 +5,7 @@ Whole numbers add up the same in any order, so that plans which are equally good
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median_high
@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from core import COORDINATOR, Candidate, PlanRequest, Wire
+from core import CHUNK_ROWS, COORDINATOR, Candidate, PlanRequest, Wire
 from core_plugin_planner.costs import NodeCosts
 
 Array: TypeAlias = NDArray[np.int64]
@@ -23,8 +23,8 @@ NEVER = 2**60
 """The cost of what can't be. Seven of them still add up within 64 bits."""
 VIOLATION = 2**52
 """The cost of each layer that does not fit its node, or that is not where it is pinned: more than any plan takes."""
-MAX_ROW_SECONDS, MAX_LOAD_SECONDS = 8.0, 256.0
-"""What a layer takes at most, so that no plan takes as much."""
+MAX_ROW_SECONDS, MAX_LOAD_SECONDS, MAX_WIRE_SECONDS = 8.0, 256.0, 8.0
+"""What a layer or a wire takes at most, so that no plan takes as much as what does not fit."""
 NANOSECONDS = 10**9
 ASSUMED_SPEED = 10e9
 """Bytes of weights that a node reads in a second, if the speed of no node is known: all are alike then."""
@@ -98,8 +98,8 @@ class Problem:
         """
         room = [min(self.layers, costs.furthest(0)) for costs in self.costs]
         seconds = [
-            (sum(self.layer_seconds[index]) / self.layers, 2 * self._wire_seconds(self._wire(node)))
-            for index, node in enumerate(self.nodes)
+            (sum(each) / self.layers, 2 * self._wire_seconds(self._wire(node)))
+            for node, each in zip(self.nodes, self.serve_seconds, strict=True)
         ]
         promise = [layer + way / max(layers, 0.5) for (layer, way), layers in zip(seconds, room, strict=True)]
         first = [index not in self.required and not node.held for index, node in enumerate(self.nodes)]
@@ -119,9 +119,41 @@ class Problem:
         return [node.row_seconds or usual for node in self.nodes]
 
     @cached_property
+    def prompt_shares(self) -> list[tuple[float, ...]]:
+        """Of each node: what the rows of prompts that come with one row take in each layer, or nothing.
+
+        A node that has timed none is taken to be as much faster with prompts as the median of those that have.
+        """
+        per_row = [
+            sum(node.chunk_seconds) / sum(node.row_seconds)
+            for node in self.nodes
+            if node.chunk_seconds and sum(node.row_seconds)
+        ]
+        if not (per_row and self.request.prompt_rows):
+            return []
+        usual, chunks = median_high(per_row), self.request.prompt_rows / CHUNK_ROWS
+        return [
+            tuple(chunks * seconds for seconds in node.chunk_seconds or [usual * row for row in rows])
+            for node, rows in zip(self.nodes, self.layer_seconds, strict=True)
+        ]
+
+    @cached_property
     def compute(self) -> Array:
         """What one row takes through each stage."""
         return _stages(self.layer_seconds, MAX_ROW_SECONDS)
+
+    @property
+    def serve_seconds(self) -> list[tuple[float, ...]]:
+        """Of each node: what one row takes in each layer, with the rows of prompts that come with it."""
+        if not self.prompt_shares:
+            return self.layer_seconds
+        both = zip(self.layer_seconds, self.prompt_shares, strict=True)
+        return [tuple(map(sum, zip(*each, strict=True))) for each in both]
+
+    @cached_property
+    def serve(self) -> Array:
+        """What one row takes through each stage, with the rows of prompts that come with it."""
+        return _stages(self.serve_seconds, MAX_ROW_SECONDS)
 
     @cached_property
     def excess(self) -> Array:
@@ -170,35 +202,44 @@ class Problem:
     @cached_property
     def wires(self) -> Array:
         """What one row takes from each machine to each other one."""
+        return self._by_wire(self._wire_seconds)
+
+    @cached_property
+    def serving_wires(self) -> Array:
+        """What one row takes with the rows of prompts that come with it."""
+        if not self.prompt_shares:
+            return self.wires
+        chunks, nbytes = self.request.prompt_rows / CHUNK_ROWS, CHUNK_ROWS * self.request.row_bytes
+        return self._by_wire(lambda wire: self._wire_seconds(wire) + chunks * wire.takes(nbytes))
+
+    def _by_wire(self, seconds: Callable[[Wire], float]) -> Array:
+        """From each machine to each other one. A wire of which nothing is known is like the median of the others."""
         ids = [*(node.node_id for node in self.nodes), COORDINATOR]
-        found = {(one, other): self.request.wire(one, other) for one in ids for other in ids if one != other}
-        known = sorted(self._wire_seconds(wire) for wire in found.values() if wire is not None)
-        usual = median_high(known) if known else self._wire_seconds(ASSUMED_WIRE)
-        seconds = [
-            [
-                0.0 if one == other else self._wire_seconds(wire) if (wire := found[one, other]) else usual
-                for other in ids
-            ]
-            for one in ids
-        ]
-        return _nanoseconds(np.array(seconds))
+        found = [[None if one == other else self.request.wire(one, other) for other in ids] for one in ids]
+        known = sorted(seconds(wire) for wires in found for wire in wires if wire is not None)
+        usual = median_high(known) if known else seconds(ASSUMED_WIRE)
+        each = np.array([[usual if wire is None else seconds(wire) for wire in wires] for wires in found])
+        np.fill_diagonal(each, 0.0)
+        return _nanoseconds(each, MAX_WIRE_SECONDS)
 
     def _wire(self, node: Candidate) -> Wire:
         return self.request.wire(node.node_id, COORDINATOR) or ASSUMED_WIRE
 
     def _wire_seconds(self, wire: Wire) -> float:
-        return wire.seconds + (self.request.row_bytes / wire.bandwidth if wire.bandwidth else 0.0)
+        return wire.takes(self.request.row_bytes)
 
 
 def _stages(seconds: list[tuple[float, ...]], most: float) -> Array:
     """[node, start, end] of what each layer takes on each node, and `most` at most."""
-    each = _nanoseconds(np.minimum(np.array(seconds, np.float64), most))
+    each = _nanoseconds(np.array(seconds, np.float64), most)
     ends = np.concatenate([np.zeros((len(seconds), 1), np.int64), np.cumsum(each, axis=1)], axis=1)
     stages = ends[:, None, :] - ends[:, :, None]
     starts, stops = np.indices(stages.shape[1:])
     return np.where(stops > starts, stages, NEVER)
 
 
-def _nanoseconds(seconds: NDArray[np.float64]) -> Array:
-    rounded: Array = np.rint(seconds * NANOSECONDS).astype(np.int64)
+def _nanoseconds(seconds: NDArray[np.float64], most: float) -> Array:
+    """From 0 to `most`; what is no number is as much."""
+    possible = np.clip(np.nan_to_num(seconds, nan=most), 0.0, most)
+    rounded: Array = np.rint(possible * NANOSECONDS).astype(np.int64)
     return rounded

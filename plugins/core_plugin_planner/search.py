@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 
 from core_plugin_planner.objective import Objective, Order
-from core_plugin_planner.problem import NEVER
+from core_plugin_planner.problem import NEVER, Array
 
 Found = tuple[int, int, Order]
 """What an order costs, how many nodes it has, and the order: the least is the best."""
@@ -119,15 +119,17 @@ def _rearranged(objective: Objective, order: Order) -> Iterator[Found]:
             seen.add(each)
 
 
-def with_node(objective: Objective, order: Order, node: int) -> int:
-    """What the best order costs that has the node in place of a run of this one's, which may be empty."""
+def with_each(objective: Objective, order: Order) -> Array:
+    """For each node: what the best order costs that has it in place of a run of this one's, which may be empty."""
     heads, tails, ends = objective.heads(order), objective.tails(order), (-1, *order, -1)
-    costs = [
-        objective.closed(objective.extended(heads[begin], ends[begin], node), node, ends[end + 1], tails[end])
-        for begin in range(len(order) + 1)
-        for end in range(begin, len(order) + 1)
-    ]
-    return min(costs)
+    best = np.full(objective.nodes, NEVER)
+    for begin, head in enumerate(heads):
+        reached = objective.join(head[None, :, None], objective.stages).min(axis=1)
+        reached = objective.join(reached, objective.wires[ends[begin], :-1, None])
+        for end in range(begin, len(order) + 1):
+            onward = objective.wires[:-1, ends[end + 1], None]
+            best = np.minimum(best, objective.join(reached, tails[end][None, :], onward).min(axis=1))
+    return best
 
 
 def _wires(objective: Objective, order: Order) -> int:

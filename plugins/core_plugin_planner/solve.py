@@ -33,8 +33,10 @@ LABELLED = 3
 def solve(problem: Problem, starts: Sequence[Order]) -> Path | None:
     """The best plan; None if none fits. `starts` are orders from which many nodes' best order is looked for."""
     if weighs_loading(problem):
-        answer = np.where(problem.compute < NEVER, problem.compute * HASTE_TOKENS, NEVER)
-        objective = _objective(problem, np.minimum(answer + problem.loading, NEVER), problem.wires * HASTE_TOKENS)
+        answer = np.where(problem.serve < NEVER, problem.serve * HASTE_TOKENS, NEVER)
+        objective = _objective(
+            problem, np.minimum(answer + problem.loading, NEVER), problem.serving_wires * HASTE_TOKENS
+        )
         return _tidied(problem, objective, _with_labelled(objective, starts), slack=HASTE_SLACK)
     fastest = for_speed(problem)
     if not fastest.bottleneck:
@@ -43,8 +45,8 @@ def solve(problem: Problem, starts: Sequence[Order]) -> Path | None:
     bound = fastest.cost(order)
     if bound >= VIOLATION:
         return None
-    slow = (problem.compute > bound * (1 + NEAR)) & (problem.compute < NEVER)
-    one_stream = _objective(problem, np.where(slow, problem.compute + VIOLATION, problem.compute), problem.wires)
+    slow = (problem.serve > bound * (1 + NEAR)) & (problem.serve < NEVER)
+    one_stream = _objective(problem, np.where(slow, problem.serve + VIOLATION, problem.serve), problem.serving_wires)
     return _tidied(problem, one_stream, [order], restarts=0)
 
 
@@ -56,11 +58,12 @@ def weighs_loading(problem: Problem) -> bool:
 def for_speed(problem: Problem) -> Objective:
     """What the plan is to make short, whatever is to be loaded: a token's time in one stream, or the slowest stage's.
 
-    In the latter case wires cost nothing: a row travels while others are computed.
+    Either with the rows of prompts that come with it. In the latter case wires cost nothing: a row travels while
+    others are computed.
     """
     if problem.request.plan_for is PlanFor.THROUGHPUT:
-        return replace(_objective(problem, problem.compute, np.zeros_like(problem.wires)), bottleneck=True)
-    return _objective(problem, problem.compute, problem.wires)
+        return replace(_objective(problem, problem.serve, np.zeros_like(problem.wires)), bottleneck=True)
+    return _objective(problem, problem.serve, problem.serving_wires)
 
 
 def best_cost(problem: Problem) -> int | None:

@@ -8,6 +8,10 @@ from itertools import pairwise
 from core_plugin_planner.costs import NodeCosts
 
 
+WORDS = 0.75
+"""In a token, of English."""
+
+
 def counted(nodes: int) -> str:
     return "1 node" if nodes == 1 else f"{nodes} nodes"
 
@@ -32,6 +36,16 @@ def milliseconds(nanoseconds: float) -> str:
     value = nanoseconds / 10**6
     digits = 0 if value >= 9.95 else 1 if value >= 0.995 else 2
     return f"{value:.{digits}f} ms"
+
+
+def seconds(nanoseconds: float) -> str:
+    """Two digits, or all those before the point: 0.31 s, 4.2 s, 37 s."""
+    return milliseconds(nanoseconds / 1000).removesuffix("ms") + "s"
+
+
+def words(nanoseconds: float) -> str:
+    """How many words a second there are of tokens that take so long."""
+    return per_second(nanoseconds / WORDS)
 
 
 def per_second(nanoseconds: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from trio.testing import MockClock
 
-from core.coordinator.planning import Planning, node_memory, planned
+from core.coordinator.planning import PLAN_THREADS, Planning, node_memory, planned
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import PlanError
 from core.interfaces.checkpoint import Source
@@ -90,7 +90,7 @@ def test_a_cap_never_takes_the_margin_away(cap: int | None, memory: int) -> None
     assert node_memory(1000, cap) == memory
 
 
-async def test_a_planner_that_never_returns_is_given_up_and_keeps_one_thread(
+async def test_a_planner_that_never_returns_is_given_up_and_keeps_a_few_threads(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
@@ -104,9 +104,9 @@ async def test_a_planner_that_never_returns_is_given_up_and_keeps_one_thread(
     nobody, settings = cast(Any, None), CoordinatorSettings(Source("tiny"), "tiny", min_nodes=0)
     planning = Planning(settings, Stuck(("a", 0, 6)), *[nobody] * 3, 0, *[nobody] * 4)
     try:
-        for _ in range(3):
+        for _ in range(PLAN_THREADS + 1):
             with pytest.raises(PlanError, match="the planner 'fixed' gave no plan within 60 s"):
                 await planning.plan([])
-        assert planning.one_at_a_time.borrowed_tokens == 1
+        assert planning.threads.borrowed_tokens == PLAN_THREADS
     finally:
         release.set()

@@ -47,10 +47,11 @@ class Machine(_Table, frozen=True, kw_only=True):
     """`count` machines called `name`, or "`name`-1", "`name`-2" and so on.
 
     `layer_ms` is what one layer takes for so many rows, `context_ms` what 1,000 tokens of context add to that for each
-    row, `message_ms` what its programs add to each message that it takes in, while they compute nothing. It loads
-    `load_mb_per_s`, and offers `memory_gb` for layers and caches. Machines of one `site` are linked by the `lan`, each
-    machine without a site is alone at its own. It joins `joins` seconds after the cluster was first ready, if not
-    before that.
+    row, and `cache_ms` for each session, however many rows it has; `message_ms` is what its programs add to each
+    message that it takes in, while they compute nothing. Each batch takes longer by one of the factors of `scatter`,
+    all of which are as likely: so other programs make times differ. It loads `load_mb_per_s`, and offers `memory_gb`
+    for layers and caches. Machines of one `site` are linked by the `lan`, each machine without a site is alone at its
+    own. It joins `joins` seconds after the cluster was first ready, if not before that.
     """
 
     name: str
@@ -58,14 +59,17 @@ class Machine(_Table, frozen=True, kw_only=True):
     layer_ms: Times
     count: int = 1
     context_ms: float = 0.0
+    cache_ms: float = 0.0
     message_ms: float = 0.3
+    scatter: tuple[float, ...] = (1.0,)
     load_mb_per_s: float = 1000.0
     site: str = ""
     joins: float | None = None
 
-    def layer_seconds(self, rows: int, context: int = 0) -> float:
-        """Of a batch of `rows`, whose rows have `context` tokens before them in all."""
-        return (milliseconds(self.layer_ms, rows) + self.context_ms * context / 1000) / 1000
+    def layer_seconds(self, rows: int, context: int = 0, cached: int = 0) -> float:
+        """Of a batch of `rows`, whose rows have `context` tokens before them in all, and whose sessions `cached`."""
+        thousands = self.context_ms * context + self.cache_ms * cached
+        return (milliseconds(self.layer_ms, rows) + thousands / 1000) / 1000
 
 
 class Wire(_Table, frozen=True, kw_only=True):

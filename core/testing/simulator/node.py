@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from random import Random
 
 import trio
 
 from core.errors import ChannelClosed, sole_error
+from core.interfaces.planner import CHUNK_ROWS
 from core.interfaces.transport import Transport
 from core.link import open_link
 from core.protocol.fields import Segment, Span
@@ -27,7 +29,8 @@ RETURN_SECONDS = 1.0
 class SimulatedNode:
     """`layer_bytes` are those of each layer, `parity` what it answers to the coordinator's comparison.
 
-    `busy` counts the seconds that it computed, `factor` says how much longer than described that takes.
+    `random` draws how much longer a batch takes, and `factor` says how much longer than described all of them do.
+    `busy` counts the seconds that it computed.
     """
 
     name: str
@@ -36,6 +39,7 @@ class SimulatedNode:
     transport: Transport
     identity: Identity
     parity: Mapping[str, bytes]
+    random: Random
     busy: float = 0.0
     factor: float = 1.0
     paused: str = ""
@@ -81,7 +85,9 @@ class SimulatedNode:
     def compute_seconds(self, layers: int, segments: Sequence[Segment]) -> float:
         rows = sum(segment.rows for segment in segments)
         context = sum(segment.rows * segment.position for segment in segments)
-        return self.factor * layers * self.machine.layer_seconds(rows, context)
+        cached = sum(segment.position for segment in segments)
+        factor = self.factor * self.random.choice(self.machine.scatter)
+        return factor * layers * self.machine.layer_seconds(rows, context, cached)
 
     def load_seconds(self, layers: int) -> float:
         return layers * self.layer_bytes / (self.machine.load_mb_per_s * 1e6)
@@ -108,6 +114,7 @@ class SimulatedNode:
             max_memory_bytes=self.memory,
             free_memory=self.memory,
             speed=round(self.layer_bytes / self.machine.layer_seconds(1)),
+            chunk_speed=round(self.layer_bytes / self.machine.layer_seconds(CHUNK_ROWS)),
             peer_hosts=[LOOPBACK],
             peer_port=peer_port,
             paused=self.paused,

@@ -118,6 +118,7 @@ class _World:
                 MachineTransport(self._network, name),
                 self._identity,
                 self.parity,
+                Random(f"{self._description.seed} {name}"),
                 busy=self.nodes[name].busy if name in self.nodes else 0.0,
             )
             self.nursery.start_soon(self.nodes[name].run, self.port)
