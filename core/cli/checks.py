@@ -131,7 +131,8 @@ def plugins() -> Iterator[Finding]:
 
 def dependencies() -> Iterator[Finding]:
     """Whether what core and the plugins require is installed, in versions within their bounds."""
-    from core.plugins import DISTRIBUTION, GROUP
+    from core.installing import DISTRIBUTION
+    from core.plugins import GROUP
 
     entries = importlib.metadata.entry_points(group=GROUP)
     for name in sorted({DISTRIBUTION, *(entry.dist.name for entry in entries if entry.dist)}):

@@ -45,7 +45,7 @@ class QuantizerChecks:
         if self._is_new("embedding", call, True):
             rows, columns = weight.shape
             _try(call, "", packed, _ones(call, 1, columns), (1, rows))
-            _try(call, ".rows", packed.rows, _ones(call, 2).long(), (2, columns))
+            _try(call, ".rows", packed.rows, _ones(call, 2).long() * 0, (2, columns))
         return packed
 
     def _is_new(self, what: str, call: Call, *more: object) -> bool:

@@ -11,10 +11,11 @@ import trio
 
 from core.coordinator.members import Member
 from core.coordinator.requirements import Requirements
+from core.installing import DISTRIBUTION
 from core.interfaces.checkpoint import Source
 from core.link import Link
 from core.node.report import installed
-from core.plugins import DISTRIBUTION, LoadedPlugin, PluginHost
+from core.plugins import LoadedPlugin, PluginHost
 from core.protocol.fields import Plugin
 from core.protocol.messages import PROTOCOL_VERSION, Hello
 from core.testing.cluster_in_memory import memory_cluster
