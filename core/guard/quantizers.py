@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from core.interfaces.quantizer import Quantizer
+
 _TRIED_ROWS = (1, 2)
 _DTYPES = {"float16": DType.FP16, "bfloat16": DType.BF16, "float32": DType.FP32}
 
@@ -19,8 +21,8 @@ _DTYPES = {"float16": DType.FP16, "bfloat16": DType.BF16, "float32": DType.FP32}
 class QuantizerChecks:
     """Of one quantizer. What it packs is tried once for each shape, dtype and device."""
 
-    def __init__(self, packed_bytes: Callable[[tuple[int, int], DType], int]) -> None:
-        self._packed_bytes = packed_bytes
+    def __init__(self, quantizer: Quantizer) -> None:
+        self._quantizer = quantizer
         self._tried: set[tuple[object, ...]] = set()
 
     def size(self, call: Call, given: Any) -> int:
@@ -59,7 +61,7 @@ class QuantizerChecks:
         if not callable(packed) or not isinstance(nbytes, int):
             raise call.gave(shown(packed), "what multiplies, and has an int `nbytes`")
         rows, columns = weight.shape
-        said = self._packed_bytes((rows, columns), _DTYPES[_name(call.options["dtype"])])
+        said = self._quantizer.packed_bytes((rows, columns), _DTYPES[_name(call.options["dtype"])])
         if bias is None and nbytes != said:
             raise call.gave(f"what holds {nbytes} bytes", f"what holds the {said} that packed_bytes says")
 

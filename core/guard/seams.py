@@ -33,7 +33,7 @@ def guard(item: Any, plugin: str) -> None:
 
 
 def _guard_quantizer(item: Quantizer, plugin: str) -> None:
-    guard, checks = Guard(plugin, f"quantizer {item.name!r}"), QuantizerChecks(item.packed_bytes)
+    guard, checks = Guard(plugin, f"quantizer {item.name!r}"), QuantizerChecks(item)
     guard.watch(item, "packed_bytes", checks.size)
     guard.watch(item, "pack", checks.linear)
     guard.watch(item, "pack_embedding", checks.embedding)
