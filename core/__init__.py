@@ -2,8 +2,18 @@
 
 import pluggy
 
-from core.errors import ChannelClosed, CheckpointError, ConfigError, CoreError, PlanError, StageError, TrustError
-from core.hookspecs import PROJECT
+from core.errors import (
+    ChannelClosed,
+    CheckpointError,
+    ConfigError,
+    CoreError,
+    DamagedFile,
+    PlanError,
+    PluginError,
+    StageError,
+    TrustError,
+)
+from core.hookspecs import API_VERSION, PROJECT
 from core.interfaces.architecture import (
     Architecture,
     Batch,
@@ -11,6 +21,8 @@ from core.interfaces.architecture import (
     EmbedAndHead,
     LayerStack,
     ModelSpec,
+    PiecewiseLayer,
+    PiecewiseStack,
     SessionState,
     TensorSpec,
     Weights,
@@ -29,11 +41,9 @@ from core.interfaces.planner import (
     Wire,
 )
 from core.interfaces.quantizer import Embedding, GroupedLinear, Linear, Quantizer
-from core.interfaces.transport import Channel, Credentials, Handler, Transport
+from core.interfaces.transport import MIN_MESSAGE_BYTES, Channel, Credentials, Handler, Transport
 
 __version__ = "0.1.0"
-API_VERSION = 1
-"""Raised when a hook or an interface changes in a way that plugins notice."""
 
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
@@ -54,6 +64,7 @@ __all__ = [
     "CoreError",
     "Credentials",
     "DType",
+    "DamagedFile",
     "EmbedAndHead",
     "Embedding",
     "FileInfo",
@@ -61,12 +72,16 @@ __all__ = [
     "Handler",
     "LayerStack",
     "Linear",
+    "MIN_MESSAGE_BYTES",
     "ModelSpec",
+    "PiecewiseLayer",
+    "PiecewiseStack",
     "Plan",
     "PlanError",
     "PlanFor",
     "PlanRequest",
     "Planner",
+    "PluginError",
     "Progress",
     "Quantizer",
     "SessionState",

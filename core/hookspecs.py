@@ -11,6 +11,9 @@ from core.interfaces.quantizer import Quantizer
 from core.interfaces.transport import Transport
 
 PROJECT = "core"
+API_VERSION = 1
+"""Raised when a hook or an interface changes in a way that breaks plugins. A plugin says in CORE_API_VERSION for which
+it was made; one that says nothing was made for the first."""
 hookspec = pluggy.HookspecMarker(PROJECT)
 
 

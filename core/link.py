@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from core.errors import ChannelClosed, ProtocolError, TrustError, sole_error
+from core.errors import ChannelClosed, CoreError, ProtocolError, TrustError, sole_error
+from core.guard import raised
 from core.interfaces.transport import Channel
 from core.protocol.codec import MAX_TENSOR_BYTES, Decoder, Packet, encode, encode_whole, fits_one_frame
 from core.protocol.fields import clipped
@@ -170,6 +171,10 @@ class Link:
             if self._silent:
                 raise ChannelClosed(f"{self.peer} has been silent for {self._patience:g} s") from None
             raise
+        except CoreError:
+            raise
+        except Exception as error:
+            raise self._broken_by("receive", error) from error
         finally:
             self._waiting_since = math.inf
 
@@ -206,11 +211,25 @@ class Link:
         try:
             for frame in frames:
                 with trio.move_on_after(WRITE_SECONDS) as late:
-                    await self._channel.send(frame)
+                    await self._send_frame(frame)
                 if late.cancelled_caught:
                     raise ChannelClosed(f"{self.peer} has taken nothing for {WRITE_SECONDS:g} s")
         finally:
             self._turn.release()
+
+    async def _send_frame(self, frame: bytes) -> None:
+        try:
+            await self._channel.send(frame)
+        except CoreError:
+            raise
+        except Exception as error:
+            raise self._broken_by("send", error) from error
+
+    def _broken_by(self, method: str, error: Exception) -> ChannelClosed:
+        """What a transport's mistake does to the link, and to nothing else."""
+        kind = type(self._channel)
+        whose = f"{kind.__module__}.{kind.__qualname__}.{method}"
+        return ChannelClosed(f"the link to {self.peer} broke", f"{whose} {raised(error)}")
 
     async def _watch(self) -> None:
         """Wakes a receiver that has waited for too long: a deadline for every frame would cost each of them more."""

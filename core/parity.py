@@ -34,6 +34,7 @@ from torch import Tensor
 
 from core.blocks import RMSNorm, RotaryEmbedding, gelu_tanh
 from core.errors import StageError
+from core.guard import compute_layers
 from core.interfaces.architecture import LayerStack
 from core.interfaces.dtypes import DType
 from core.runtime.device import torch_dtype
@@ -130,7 +131,7 @@ def _run_layer(stack: LayerStack, layer: int, hidden_size: int, device: torch.de
     for part in [_Rows(0, ROWS), *(_Rows(position, 1) for position in range(ROWS, ROWS + DECODED))]:
         rows = hidden[part.position : part.position + part.rows]
         batch = SegmentBatch([part], caches, device)
-        added.append(_summary(stack(rows, batch) - rows))
+        added.append(_summary(compute_layers(stack, rows, batch) - rows))
         batch.commit()
     return {f"layer {layer}, a prompt": added[0], f"layer {layer}, one token": torch.cat(added[1:])}
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from inspect import get_annotations
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -14,14 +14,18 @@ import pluggy
 
 from core import hookspecs
 from core.errors import CheckpointError, ConfigError, PluginError
+from core.guard import admitted, guard
+from core.installing import DISTRIBUTION
 from core.interfaces.architecture import Architecture
 from core.interfaces.checkpoint import Checkpoint, CheckpointFormat, Source
 from core.interfaces.planner import Planner
 from core.interfaces.quantizer import Quantizer
-from core.interfaces.transport import MIN_MESSAGE_BYTES, Transport
+from core.interfaces.transport import Transport
 
 GROUP = "core.plugins"
-DISTRIBUTION = "core-cluster"
+SWITCH, NO_OTHERS = "CORE_PLUGINS", "none"
+"""The environment variable that names which plugins are loaded beside core's own: by name, with commas between, or
+none. Unless it is set, all are."""
 T = TypeVar("T")
 
 
@@ -46,9 +50,10 @@ class LoadedPlugin:
 class Registry(Generic[T]):
     """What plugins added of one kind, by name. Asking for what isn't there says what is, and what is broken."""
 
-    def __init__(self, kind: str, broken: list[BrokenPlugin]) -> None:
+    def __init__(self, kind: str, missing: Callable[[], str]) -> None:
+        """`missing` says which plugins are not there that may have added it, and why."""
         self.kind = kind
-        self._broken = broken
+        self._missing = missing
         self._items: dict[str, T] = {}
 
     def add(self, name: str, item: T) -> None:
@@ -62,18 +67,14 @@ class Registry(Generic[T]):
         return [*reversed(self._items.values())]
 
     def get(self, name: str) -> T:
-        """Raises PluginError listing what there is, and each broken plugin with its cause."""
+        """Raises PluginError listing what there is, and each plugin that is not loaded with its cause."""
         if name in self._items:
             return self._items[name]
+        missing = self._missing()
         near = difflib.get_close_matches(name, self._items, n=1)
         there_are = f"there are: {', '.join(self.names()) or 'none'}"
-        hint = f"did you mean {near[0]!r}?" if near and not self._broken else there_are
-        raise PluginError(f"no {self.kind} named {name!r}", broken_causes(self._broken), hint)
-
-
-def broken_causes(broken: Iterable[BrokenPlugin]) -> str:
-    """One clause on each broken plugin, for the error of someone who asks for what it may have added."""
-    return "; ".join(f"the plugin {b.name!r} of {b.distribution} is broken: {b.cause}" for b in broken)
+        hint = f"did you mean {near[0]!r}?" if near and not missing else there_are
+        raise PluginError(f"no {self.kind} named {name!r}", missing, hint)
 
 
 class PluginHost:
@@ -82,34 +83,48 @@ class PluginHost:
     def __init__(self) -> None:
         self.loaded: list[LoadedPlugin] = []
         self.broken: list[BrokenPlugin] = []
+        self.switched_off: list[LoadedPlugin] = []
+        """Those that CORE_PLUGINS leaves out: what they would add is not known."""
         self._owners: dict[str, str] = {}
-        self.architectures: Registry[Architecture] = Registry("architecture", self.broken)
-        self.quantizers: Registry[Quantizer] = Registry("quantizer", self.broken)
-        self.transports: Registry[Transport] = Registry("transport", self.broken)
-        self.planners: Registry[Planner] = Registry("planner", self.broken)
-        self.checkpoint_formats: Registry[CheckpointFormat] = Registry("checkpoint format", self.broken)
+        self.architectures: Registry[Architecture] = Registry("architecture", self.missing)
+        self.quantizers: Registry[Quantizer] = Registry("quantizer", self.missing)
+        self.transports: Registry[Transport] = Registry("transport", self.missing)
+        self.planners: Registry[Planner] = Registry("planner", self.missing)
+        self.checkpoint_formats: Registry[CheckpointFormat] = Registry("checkpoint format", self.missing)
 
     @classmethod
     def installed(cls) -> PluginHost:
         """A host with every entry point of the group `core.plugins`; a broken one is quarantined, never fatal."""
-        host = cls()
-        for entry in sorted(entry_points(group=GROUP), key=_built_ins_first):
-            host.load(entry)
+        host, wanted = cls(), _wanted()
+        entries = sorted(entry_points(group=GROUP), key=_built_ins_first)
+        for entry in entries:
+            if wanted is None or _is_built_in(entry) or entry.name in wanted:
+                host.load(entry)
+            else:
+                host.switched_off.append(LoadedPlugin(entry.name, *_origin(entry)))
+        absent = (wanted or set()) - {entry.name for entry in entries}
+        host.broken += [BrokenPlugin(name, "?", "?", f"{SWITCH} names it, and it is not there") for name in absent]
         return host
 
     def load(self, entry: EntryPoint) -> None:
-        distribution = entry.dist.name if entry.dist else "?"
-        version = entry.dist.version if entry.dist else "?"
-        self._admit(entry.name, distribution, version, entry.load)
+        self._admit(entry.name, *_origin(entry), entry.load)
 
     def register(self, plugin: object, name: str) -> None:
         """Adds a plugin object that is at hand, by the same door as an installed one."""
         self._admit(name, "unpackaged", "", lambda: plugin)
 
+    def missing(self) -> str:
+        """A clause on each plugin that is not loaded, for the error of someone who asks for what it may have added."""
+        clauses = [f"the plugin {b.name!r} of {b.distribution} is broken: {b.cause}" for b in self.broken]
+        clauses += [f"the plugin {p.name!r} of {p.distribution} is left out by {SWITCH}" for p in self.switched_off]
+        return "; ".join(clauses)
+
     def _admit(self, name: str, distribution: str, version: str, load: Callable[[], object]) -> None:
         try:
-            found = _contributions(name, load())
-            self._add_all(f"the plugin {name!r} of {distribution}", found)
+            plugin = load()
+            _refuse_other_api(plugin)
+            found = _contributions(name, plugin)
+            self._add_all(f"the plugin {name!r} of {distribution} {version}".strip(), found)
         # A stranger's code may raise anything, SystemExit at import included: that is what quarantine is for.
         except (Exception, SystemExit) as error:
             self.broken.append(BrokenPlugin(name, distribution, version, f"{type(error).__name__}: {error}"))
@@ -131,6 +146,7 @@ class PluginHost:
         registries = self._by_kind()
         for kind, items in found.items():
             for item in items:
+                guard(item, owner)
                 registries[kind].add(item.name, item)
 
     def _by_kind(self) -> dict[str, Registry[Any]]:
@@ -153,20 +169,20 @@ class PluginHost:
             if wanted in architecture.model_types:
                 return architecture
         for architecture in architectures:
-            if _recognises(architecture, config):
+            if architecture.recognises(config):
                 return architecture
         known = sorted(kind for a in architectures for kind in a.model_types)
         known += [f"what {a.name} recognises" for a in architectures if not a.model_types]
         raise ConfigError(
             f"no architecture reads model_type {wanted!r}",
-            broken_causes(self.broken),
+            self.missing(),
             f"supported: {', '.join(known)}; a plugin can add more",
         )
 
     def format_of(self, source: Source) -> CheckpointFormat | None:
         """The one that recognises `source`, strangers first."""
         formats = self.checkpoint_formats.last_first()
-        return next((each for each in formats if _recognises(each, source)), None)
+        return next((each for each in formats if each.recognises(source)), None)
 
     def open_checkpoint(self, source: Source) -> Checkpoint:
         """Opens `source` by a format that recognises it, strangers first. Raises CheckpointError, or ConfigError for a
@@ -182,12 +198,12 @@ class PluginHost:
         if source.path is None and _looks_like_a_path(source.model):
             raise CheckpointError(
                 f"there is no file or directory {source.model}",
-                broken_causes(self.broken),
+                self.missing(),
                 "check the path, or give a Hugging Face repo id",
             )
         raise CheckpointError(
             f"{source.model!r} is no model that can be read here",
-            broken_causes(self.broken),
+            self.missing(),
             "give a directory, a file or a Hugging Face repo id; "
             f"formats: {', '.join(self.checkpoint_formats.names())}",
         )
@@ -202,24 +218,41 @@ _HOOKS: dict[str, tuple[str, type[Any]]] = {
 }
 
 
-def _recognises(item: Any, subject: object) -> bool:
-    try:
-        return bool(item.recognises(subject))
-    except Exception as error:
-        raise PluginError(
-            f"the plugin that adds {item.name!r} failed",
-            f"asked whether it recognises the model, it raised {type(error).__name__}: {error}",
-            "uninstall it, or install another version of it",
-        ) from error
-
-
 def _looks_like_a_path(model: str) -> bool:
     return model.startswith(("/", ".", "~")) or model.endswith(".gguf")
 
 
+def _wanted() -> set[str] | None:
+    """The plugins to load beside core's own; None for all."""
+    names = {name.strip() for name in os.environ.get(SWITCH, "").split(",")} - {""}
+    return names - {NO_OTHERS} if names else None
+
+
+def _origin(entry: EntryPoint) -> tuple[str, str]:
+    """Distribution and version."""
+    return (entry.dist.name, entry.dist.version) if entry.dist else ("?", "?")
+
+
+def _is_built_in(entry: EntryPoint) -> bool:
+    return entry.dist is not None and entry.dist.name == DISTRIBUTION
+
+
 def _built_ins_first(entry: EntryPoint) -> tuple[bool, str]:
-    built_in = entry.dist is not None and entry.dist.name == DISTRIBUTION
-    return (not built_in, entry.name)
+    return (not _is_built_in(entry), entry.name)
+
+
+def _refuse_other_api(plugin: object) -> None:
+    """Raises PluginError for a plugin that was made for other versions of the seams."""
+    made_for = getattr(plugin, "CORE_API_VERSION", 1)
+    versions = made_for if isinstance(made_for, tuple) else (made_for,)
+    if not all(type(version) is int for version in versions):
+        raise PluginError(f"its CORE_API_VERSION is {made_for!r}", "it must be a whole number, or a tuple of them")
+    if hookspecs.API_VERSION not in versions:
+        theirs = " and ".join(map(str, versions))
+        raise PluginError(
+            f"it was made for API version {theirs}, and this core has {hookspecs.API_VERSION}",
+            hint="install a version of it that fits, or the core that it was made for",
+        )
 
 
 def _claims(kind: str, item: Any) -> list[str]:
@@ -237,7 +270,7 @@ def _contributions(name: str, plugin: object) -> dict[str, list[Any]]:
     for hook, (kind, base) in _HOOKS.items():
         caller = getattr(manager.hook, hook)
         if caller.get_hookimpls():
-            found[kind] = [_instance(hook, cls, base) for cls in _returned(hook, caller())]
+            found[kind] = [admitted(hook, cls, base) for cls in _returned(hook, caller())]
     if not found:
         raise PluginError("it implements no hook", hint=f"the hooks are {', '.join(_HOOKS)}")
     return found
@@ -257,30 +290,3 @@ def _returned(hook: str, results: list[Any]) -> list[Any]:
     if not isinstance(classes, list | tuple):
         raise PluginError(f"{hook} returned {classes!r}", "it must return a list of classes")
     return list(classes)
-
-
-def _instance(hook: str, cls: object, base: type[Any]) -> Any:
-    if not (isinstance(cls, type) and issubclass(cls, base)):
-        raise PluginError(f"{hook} returned {cls!r}", f"it must return subclasses of {base.__name__}")
-    missing = [attribute for attribute in get_annotations(base) if not hasattr(cls, attribute)]
-    if missing:
-        raise PluginError(f"{cls.__name__} does not define {' and '.join(missing)}")
-    item: Any = cls()
-    if not isinstance(item.name, str):
-        raise _wrong(item, "name", "a string")
-    if isinstance(item, Quantizer) and item.name == "auto":
-        raise _wrong(item, "name", "another one: --quant auto is what suits the checkpoint")
-    if isinstance(item, Architecture) and not _are_names(item.model_types):
-        raise _wrong(item, "model_types", "a tuple of strings")
-    if isinstance(item, Transport) and item.max_message < MIN_MESSAGE_BYTES:
-        raise _wrong(item, "max_message", f"{MIN_MESSAGE_BYTES} or more")
-    return item
-
-
-def _are_names(value: object) -> bool:
-    return isinstance(value, tuple) and all(isinstance(name, str) for name in value)
-
-
-def _wrong(item: object, attribute: str, must: str) -> PluginError:
-    value = getattr(item, attribute)
-    return PluginError(f"the {attribute} of {type(item).__name__} is {value!r}", f"it must be {must}")

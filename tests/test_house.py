@@ -40,27 +40,32 @@ ROOMS = {
     "__main__.py": Room.of("cli"),
     "errors.py": Room.of(""),
     "one_line.py": Room.of(""),
+    "installing.py": Room.of(""),
+    "guard": Room.of(f"{SEAMS} guard", "torch trio"),
     "hookspecs.py": Room.of(SEAMS, "pluggy"),
     "interfaces": Room.of(SEAMS, "trio"),
-    "plugins.py": Room.of(f"{SEAMS} hookspecs", "pluggy"),
+    "plugins.py": Room.of(f"{SEAMS} guard hookspecs installing", "pluggy"),
     "protocol": Room.of(f"{SEAMS} one_line protocol", "msgpack msgspec"),
     "protocol/tensors.py": Room.of(f"{SEAMS} protocol", "msgspec torch"),
-    "link.py": Room.of(f"{SEAMS} protocol trust", "trio"),
+    "link.py": Room.of(f"{SEAMS} guard protocol trust", "trio"),
     "blocks": Room.of(f"{SEAMS} blocks runtime", "torch"),
     "hub.py": Room.of(SEAMS, "huggingface_hub"),
-    "parity.py": Room.of(f"{SEAMS} blocks runtime", "torch"),
+    "parity.py": Room.of(f"{SEAMS} blocks guard runtime", "torch"),
     "tcp": Room.of(f"{SEAMS} tcp", "trio"),
     "trust": Room.of(f"{SEAMS} trust", "cryptography filelock msgspec platformdirs psutil"),
     "discovery": Room.of(f"{SEAMS} discovery trust", "trio zeroconf"),
     "runtime": Room.of(
-        f"{SEAMS} plugins runtime",
+        f"{SEAMS} guard plugins runtime",
         "jinja2 llguidance msgspec numpy outcome platformdirs psutil torch transformers trio",
     ),
     "gateway": Room.of(f"{SEAMS} gateway core", "litestar msgspec prometheus_client trio uvicorn"),
     "coordinator": Room.of(
-        f"{SEAMS} coordinator discovery link parity plugins protocol runtime trust core", "msgspec psutil torch trio"
+        f"{SEAMS} coordinator discovery installing link parity plugins protocol runtime trust core",
+        "msgspec psutil torch trio",
     ),
-    "node": Room.of(f"{SEAMS} node link parity plugins protocol runtime trust core", "msgspec psutil torch trio"),
+    "node": Room.of(
+        f"{SEAMS} installing node link parity plugins protocol runtime trust core", "msgspec psutil torch trio"
+    ),
     "cli": Room(ANY, ANY),
     "testing": Room(ANY, ANY),
 }

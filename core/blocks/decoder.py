@@ -44,6 +44,10 @@ class DecoderArchitecture(Architecture):
     def shape(self, config: Mapping[str, Any]) -> DecoderShape:
         """Raises ConfigError where the config asks for something that this family does not compute."""
 
+    def layer_class(self, shape: DecoderShape) -> type[DecoderLayer]:
+        """What computes a layer. A family whose layers are of another kind gives a class of its own."""
+        return PostNormLayer if shape.post_norms else DecoderLayer
+
     def rotaries(self, config: Mapping[str, Any], head_dim: int) -> tuple[RotaryEmbedding, RotaryEmbedding]:
         """Of the layers that see everything, and of those with a window. Raises ConfigError as `shape` does."""
         rotary = RotaryEmbedding.from_config(config, head_dim)
@@ -72,9 +76,7 @@ class DecoderArchitecture(Architecture):
 
     def layer_tensors(self, spec: ModelSpec, layer: int) -> tuple[TensorSpec, ...]:
         shape = self._shape_of(spec)
-        names = PostNormLayer.NORMS if shape.post_norms else DecoderLayer.NORMS
-        norms = (TensorSpec(f"model.layers.{layer}.{name}.weight", (shape.hidden_size,)) for name in names)
-        return (*norms, *_attention_tensors(shape, layer), *_mlp_tensors(shape, layer))
+        return self.layer_class(shape).tensors(shape, layer)
 
     def non_layer_tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         table = (spec.vocab_size, spec.hidden_size)
@@ -88,7 +90,7 @@ class DecoderArchitecture(Architecture):
     def build_layers(self, spec: ModelSpec, layers: range, weights: Weights) -> LayerStack:
         shape = self._shape_of(spec)
         full, sliding = self.rotaries(spec.config, shape.head_dim)
-        kind = PostNormLayer if shape.post_norms else DecoderLayer
+        kind = self.layer_class(shape)
         built = [kind(shape, layer, weights) for layer in layers]
         stack = PiecewiseDecoderStack if shape.mixture is None else DecoderStack
         return stack(built, [full if shape.window(layer) is None else sliding for layer in layers])
@@ -105,9 +107,18 @@ class DecoderArchitecture(Architecture):
 
 
 class DecoderLayer:
-    """Attention, then an MLP; each reads a normalized residual stream and adds to it."""
+    """Attention, then an MLP; each reads a normalized residual stream and adds to it.
 
-    NORMS: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    A subclass has norms of other `NORMS`, names more `tensors` and reads them in its `__init__`, and computes otherwise
+    in `before` and `after`.
+    """
+
+    NORMS: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
+
+    @classmethod
+    def tensors(cls, shape: DecoderShape, layer: int) -> tuple[TensorSpec, ...]:
+        norms = (TensorSpec(f"model.layers.{layer}.{name}.weight", (shape.hidden_size,)) for name in cls.NORMS)
+        return (*norms, *_attention_tensors(shape, layer), *_mlp_tensors(shape, layer))
 
     def __init__(self, shape: DecoderShape, layer: int, weights: Weights) -> None:
         self.norms = [shape.norm(weights.tensor(f"model.layers.{layer}.{name}.weight")) for name in self.NORMS]
@@ -131,7 +142,7 @@ class DecoderLayer:
 class PostNormLayer(DecoderLayer):
     """A DecoderLayer that normalizes what it adds to the residual stream, too."""
 
-    NORMS = (
+    NORMS: ClassVar[tuple[str, ...]] = (
         "input_layernorm",
         "post_attention_layernorm",
         "pre_feedforward_layernorm",

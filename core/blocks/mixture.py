@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -72,7 +72,7 @@ class Mixture:
             )
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], **differences: Any) -> Mixture:
+    def from_config(cls, config: Mapping[str, Any], **differences: Any) -> Self:
         """The sizes by the names that configs have for them, and in what the family differs. Raises ConfigError."""
         names = ("num_local_experts", "num_experts", "n_routed_experts")
         usual: dict[str, Any] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class RotaryEmbedding:
         self.magnitude = magnitude
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], head_dim: int) -> RotaryEmbedding:
+    def from_config(cls, config: Mapping[str, Any], head_dim: int) -> Self:
         """Raises ConfigError for a scaling that is not computed here."""
         parameters = rope_parameters(config)
         rotated = int(head_dim * parameters["partial_rotary_factor"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -84,7 +84,7 @@ class DecoderShape:
             checked_size(name, getattr(self, name))
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], **differences: Any) -> DecoderShape:
+    def from_config(cls, config: Mapping[str, Any], **differences: Any) -> Self:
         """The sizes that all configs name alike, and in what the family differs. Raises ConfigError."""
         heads = required(config, "num_attention_heads")
         usual: dict[str, Any] = {

@@ -68,15 +68,21 @@ def quantizers() -> Iterator[Finding]:
     """What multiplies weights on each device: a quantizer's report, where it has one."""
     import torch
 
+    from core.errors import CoreError
     from core.plugins import PluginHost
     from core.runtime.device import detect
 
     registry = PluginHost.installed().quantizers
     for device in detect():
         for name in registry.names():
-            report = registry.get(name).report(torch.device(device.id))
+            subject = f"quantizer {name} on {device.id}"
+            try:
+                report = registry.get(name).report(torch.device(device.id))
+            except CoreError as error:
+                yield Finding(Verdict.BAD, subject, f"{error.title}: {error.message}", error.hint)
+                continue
             if report:
-                yield Finding(Verdict.OK, f"quantizer {name} on {device.id}", report)
+                yield Finding(Verdict.OK, subject, report)
 
 
 def ports(wanted: dict[int, str] | None = None) -> Iterator[Finding]:
@@ -112,10 +118,12 @@ def multicast() -> Iterator[Finding]:
 
 def plugins() -> Iterator[Finding]:
     """Whether each installed plugin loads."""
-    from core.plugins import PluginHost
+    from core.plugins import SWITCH, PluginHost
 
     host = PluginHost.installed()
     yield Finding(Verdict.OK, "plugins", ", ".join(plugin.name for plugin in host.loaded) or "none")
+    for plugin in host.switched_off:
+        yield Finding(Verdict.WARN, f"plugin {plugin.name}", f"left out by {SWITCH}")
     for broken in host.broken:
         hint = f"install another version of {broken.distribution}, or uninstall it"
         yield Finding(Verdict.BAD, f"plugin {broken.name}", broken.cause, hint)
@@ -123,7 +131,8 @@ def plugins() -> Iterator[Finding]:
 
 def dependencies() -> Iterator[Finding]:
     """Whether what core and the plugins require is installed, in versions within their bounds."""
-    from core.plugins import DISTRIBUTION, GROUP
+    from core.installing import DISTRIBUTION
+    from core.plugins import GROUP
 
     entries = importlib.metadata.entry_points(group=GROUP)
     for name in sorted({DISTRIBUTION, *(entry.dist.name for entry in entries if entry.dist)}):

@@ -25,6 +25,7 @@ def plugins(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
         found = {
             "loaded": [asdict(plugin) for plugin in host.loaded],
             "broken": [asdict(plugin) for plugin in host.broken],
+            "switched_off": [asdict(plugin) for plugin in host.switched_off],
         }
         print(json.dumps(found, indent=2))
     else:
@@ -34,9 +35,13 @@ def plugins(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def _table(host: PluginHost) -> Table:
     from rich.text import Text
 
+    from core.plugins import SWITCH
+
     shown = table("plugin", "distribution", "version", "adds")
     for plugin in host.loaded:
         shown.add_row(plugin.name, plugin.distribution, plugin.version, ", ".join(plugin.adds))
+    for plugin in host.switched_off:
+        shown.add_row(plugin.name, plugin.distribution, plugin.version, f"left out by {SWITCH}")
     for broken in host.broken:
         shown.add_row(broken.name, broken.distribution, broken.version, Text(f"broken: {broken.cause}", style="red"))
     return shown

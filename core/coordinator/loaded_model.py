@@ -14,6 +14,7 @@ from core.errors import ConfigError, DamagedFile
 from core.interfaces.architecture import EmbedAndHead
 from core.interfaces.checkpoint import Progress
 from core.interfaces.quantizer import Quantizer
+from core.parity import fixed_values
 from core.plugins import Registry
 from core.protocol.fields import Holding, Span
 from core.runtime.device import free_memory, torch_dtype
@@ -51,7 +52,8 @@ class LoadedModel:
 def load_model(
     model: Model, settings: CoordinatorSettings, quantizers: Registry[Quantizer], device: torch.device, note: Note
 ) -> LoadedModel:
-    """In the compute thread. Raises ConfigError if the head does not fit into this machine."""
+    """In the compute thread. Raises ConfigError if the head does not fit into this machine, PluginError for a quantizer
+    that fails."""
     checkpoint = model.checkpoint
     precision = choose_precision(
         model,
@@ -62,6 +64,7 @@ def load_model(
         wire=settings.wire_dtype,
         keep_head=settings.keep_head,
     )
+    try_quantizer(model, precision, device)
     need, free = model.embed_and_head_bytes(precision), free_memory(device)
     if need > free:
         raise ConfigError(
@@ -75,6 +78,14 @@ def load_model(
     head = Head(embed_and_head, model.spec.hidden_size, device, torch_dtype(precision.wire), tokenizer)
     manifest = Manifest.of(model, _noting(note, "hashing the model's files"))
     return LoadedModel(model, precision, tokenizer, head, manifest, head.seconds())
+
+
+def try_quantizer(model: Model, precision: Precision, device: torch.device) -> None:
+    """Packs something as small as the layers have, before any node is asked to. Raises PluginError if that fails."""
+    shape = model.smallest_linear()
+    if shape is not None:
+        dtype = torch_dtype(precision.compute)
+        precision.quantizer.pack(fixed_values(*shape, seed=1), None, dtype=dtype, device=device)
 
 
 def load_embed_and_head(model: Model, precision: Precision, device: torch.device, note: Note) -> EmbedAndHead:

@@ -103,6 +103,8 @@ class Member:
         """It is paused, and nobody is served by it."""
         self.is_spare = False
         """Routes do without it."""
+        self.is_left_out = False
+        """It was told that it gets no layers as it is."""
         self.detail = ""
         self.progress: tuple[int, int] | None = None
         self.reported = NodeState(

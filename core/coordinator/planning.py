@@ -21,7 +21,7 @@ from core.coordinator.settings import CoordinatorSettings
 from core.coordinator.speeds import Speeds
 from core.coordinator.token_times import TokenTimes
 from core.coordinator.wires import Wires
-from core.errors import PlanError
+from core.errors import PlanError, PluginError
 from core.interfaces.planner import COORDINATOR, Candidate, Plan, Planner, PlanRequest, StagePlan
 from core.protocol.fields import Holding
 from core.runtime.model import Model, Precision
@@ -256,8 +256,10 @@ def planned(planner: Planner, request: PlanRequest) -> Plan:
         fault = _fault(plan, request)
     except PlanError:
         raise
+    except PluginError as error:
+        raise PlanError(error.title, error.message, "choose another planner") from error
     except (Exception, SystemExit) as error:
-        _log.exception("the planner %s failed", planner.name)
+        _log.debug("the planner %s failed", planner.name, exc_info=error)
         raise PlanError(f"the planner {planner.name!r} failed", f"{type(error).__name__}: {error}") from error
     if fault:
         raise PlanError(f"the planner {planner.name!r} made a plan that can't be", fault, "choose another planner")

@@ -24,12 +24,14 @@ from core.coordinator.routes import Routes
 from core.coordinator.service import Parting, Replaced, RouteService
 from core.coordinator.settings import CoordinatorSettings
 from core.coordinator.suspicion import AVOIDED, Suspicion
-from core.errors import CoreError, NotReady, PlanError, RouteError
+from core.errors import CoreError, NotReady, PlanError, PluginError, RouteError
 from core.interfaces.planner import Plan
 from core.interfaces.telemetry import PaceStatus
 from core.protocol.messages import Release
 
 FIRST_RETRY_SECONDS, RETRY_SECONDS = 0.1, 5.0
+PLUGIN_RETRY_SECONDS = 600.0
+"""A plugin that failed on this machine fails again: other members are no help."""
 GATHER_SECONDS = 10.0
 """For how long nodes are waited for that hold the layers which others, back from an earlier run, do not."""
 NO_MEMORY_FOR_TWO = "memory for two routes is not there: answers wait while the next one is loaded"
@@ -127,6 +129,7 @@ class Supervisor:
         for broken in [service for service in self._router.services if service.route.failure is not None]:
             await broken.ended.wait()
         service, seen = self._router.serving, self._members.changes
+        self.planning.requirements.tell(self._members.all())
         self._router.admit()  # members may have reported more room
         if service is None:
             await self._make(nursery)
@@ -151,7 +154,10 @@ class Supervisor:
         except CoreError as error:
             _log.log(_level(error), "route %d ended: %s", self.epoch, error)
             self._lose(error)
-            if not isinstance(error, LoadRefused):
+            if isinstance(error, PluginError):
+                self._is_stuck = True
+                await trio.sleep(PLUGIN_RETRY_SECONDS)
+            elif not isinstance(error, LoadRefused):
                 self._failures += 1
                 await trio.sleep(min(RETRY_SECONDS, FIRST_RETRY_SECONDS * 2**self._failures))
         else:
@@ -304,6 +310,7 @@ class Supervisor:
         patience = trio.current_time() + GATHER_SECONDS
         while True:
             available, seen = self._available(), self._members.changes
+            self.planning.requirements.tell(self._members.all())
             try:
                 plan = await self._suspicion.plan(self.planning, available)
             except PlanError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,7 @@ class SessionState(Protocol):
     def nbytes(self) -> int:
         """Bytes held; they count as the session's cache."""
 
-    def prefix(self, length: int) -> SessionState:
+    def prefix(self, length: int) -> Self:
         """The same for another session whose first `length` tokens are this one's, with memory of its own.
 
         Raises StageError where it can't be cut back to them.

@@ -69,7 +69,10 @@ class Channel(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Closes within two seconds, whatever the peer does; at once where it is cancelled."""
+        """Closes within two seconds, whatever the peer does; at once where it is cancelled.
+
+        A peer that goes on receiving gets what was sent before, and then ChannelClosed.
+        """
 
 
 Handler = Callable[[Channel], Awaitable[None]]

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import trio
 
-from core.errors import ChannelClosed, ConfigError, ProtocolError, TrustError, sole_error
+from core.errors import ChannelClosed, ConfigError, CoreError, ProtocolError, TrustError, sole_error
 from core.interfaces.transport import Channel, Transport
 from core.link import open_link
 from core.node.connection import Connection
@@ -113,13 +113,14 @@ async def _stay_connected(node: Node, settings: NodeSettings, transport: Transpo
             if trio.current_time() - began > LONGEST_WAIT_SECONDS:
                 wait, told = FIRST_WAIT_SECONDS, ""
             expected = isinstance(error, ChannelClosed | ProtocolError)
-            reason = str(error) if expected else f"{type(error).__name__}: {error}"
+            is_told = isinstance(error, CoreError)
+            reason = str(error) if is_told else f"{type(error).__name__}: {error}"
             _log.log(
                 logging.DEBUG if reason == told else logging.INFO if expected else logging.ERROR,
                 "not connected: %s; trying again, at least every %g s",
                 reason,
                 LONGEST_WAIT_SECONDS,
-                exc_info=None if expected else error,
+                exc_info=None if is_told else error,
             )
             told = reason
             node.activity.become("connecting", reason)

@@ -11,6 +11,7 @@ import trio
 
 import core
 from core.errors import ChannelClosed, ConfigError, CoreError, ProtocolError, TrustError
+from core.installing import installer
 from core.interfaces.transport import Channel
 from core.link import Link, first_message
 from core.node.asking import Request
@@ -34,6 +35,7 @@ from core.protocol.messages import (
     HelloAck,
     KeepLayers,
     Leave,
+    LeftOut,
     LoadFailed,
     Pause,
     Release,
@@ -152,6 +154,8 @@ class Connection:
             nursery.start_soon(self._answer_keep, self._node.keeper.keep(message.holdings))
             if not self._hops and not message.holdings:
                 self._let_go.set()
+        elif isinstance(message, LeftOut):
+            self._node.activity.become("error", "; ".join(filter(None, (message.reason, self._node.plugins.missing()))))
         elif isinstance(message, Leave):
             raise ChannelClosed("the coordinator left", message.reason)
         elif isinstance(message, Error):
@@ -269,6 +273,7 @@ def hello(node: Node, peer_hosts: list[str], peer_port: int) -> Hello:
         load_speed=node.disk.speed,
         labels=list(node.labels),
         plugins=installed(node.plugins),
+        installer=installer(),
         peer_hosts=peer_hosts,
         peer_port=peer_port,
         paused=clipped(node.duty.paused),

@@ -14,7 +14,7 @@ import msgspec
 
 from core.errors import ProtocolError
 from core.protocol.fields import Tensor
-from core.protocol.messages import BY_TYPE, PROTOCOL_VERSION, Chunk, Hello, HiddenState, Message, PeerHello, Run
+from core.protocol.messages import PROTOCOL_VERSION, Chunk, Hello, HiddenState, Message, PeerHello, Run
 
 CHUNK_BYTES = 128 * 1024
 MAX_FRAME_BYTES = 512 * 1024
@@ -79,6 +79,13 @@ class _Greeting(msgspec.Struct):
 
 _ENVELOPE = msgspec.msgpack.Decoder(_Envelope)
 _GREETING = msgspec.msgpack.Decoder(_Greeting)
+
+
+def _leaves(base: type[Message]) -> list[type[Message]]:
+    return [leaf for sub in base.__subclasses__() for leaf in (_leaves(sub) or [sub])]
+
+
+BY_TYPE: dict[str, type[Message]] = {message.TYPE: message for message in _leaves(Message)}
 _PAYLOADS = {name: msgspec.msgpack.Decoder(kind) for name, kind in BY_TYPE.items()}
 _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 """ValueError is what an older msgspec says of invalid UTF-8, RecursionError of deep nesting."""

@@ -29,7 +29,7 @@ from core.protocol.fields import (
     Text,
 )
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Raised when a message changes in a way that an older peer would misread; peers must speak the same."""
 
 
@@ -53,11 +53,11 @@ class Hello(Message, frozen=True):
     measured to multiply with one row in a second, `chunk_speed` with CHUNK_ROWS rows (0: not measured); `layer_times`
     are those that it has had to do with. `holdings` is what it has in memory from before, `on_disk` what it need not
     download, and `load_speed` how many bytes a second of that it loads (0: not known). `labels` are its owner's words
-    for it, for planners; `plugins` those that add architectures, quantizers or checkpoint formats.
-    `local_token` proves that the coordinator started it as a process of its own machine.
-    On an encrypted link `signature` proves that the node holds the key of `certificate`; `invite` is the secret of an
-    invite, from a node whose key the coordinator does not know yet. Without one, `asks` asks the host to be let in: the
-    commitment to a nonce (core.trust.asking). Answered by ASKING.
+    for it, for planners; `plugins` add architectures, quantizers or formats, and `installer` (core.installing) others.
+    `local_token` proves that the coordinator started it as a process of its own machine. On an encrypted link
+    `signature` proves that it holds the key of `certificate`; `invite` is the secret of an invite, from a node whose
+    key the coordinator does not know yet. Without one, `asks` asks the host to be let in, by the commitment to a nonce
+    (core.trust.asking): answered by ASKING.
     """
 
     TYPE: ClassVar = "HELLO"
@@ -76,6 +76,7 @@ class Hello(Message, frozen=True):
     load_speed: Count = 0
     labels: Annotated[list[Label], msgspec.Meta(max_length=16)] = []
     plugins: Plugins = []
+    installer: Name = ""
     peer_hosts: Annotated[list[Name], msgspec.Meta(max_length=16)] = []
     peer_port: Port = 0
     paused: Text = ""
@@ -171,6 +172,13 @@ class KeepLayers(Message, frozen=True):
 
     TYPE: ClassVar = "KEEP_LAYERS"
     holdings: Holdings
+
+
+class LeftOut(Message, frozen=True):
+    """Coordinator to node: you get no layers as you are, for lack of a plugin."""
+
+    TYPE: ClassVar = "LEFT_OUT"
+    reason: Text
 
 
 class LoadProgress(Message, frozen=True):
@@ -385,10 +393,3 @@ class Chunk(Message, frozen=True):
 
     TYPE: ClassVar = "CHUNK"
     data: bytes
-
-
-def _leaves(base: type[Message]) -> list[type[Message]]:
-    return [leaf for sub in base.__subclasses__() for leaf in (_leaves(sub) or [sub])]
-
-
-BY_TYPE: dict[str, type[Message]] = {message.TYPE: message for message in _leaves(Message)}

@@ -84,7 +84,7 @@ class Model:
             raise ConfigError(
                 "the model's config does not read",
                 f"{type(error).__name__}: {error}",
-                f"config.json is damaged, or of no {architecture.name} model",
+                f"config.json is damaged, or of no {architecture.name} model, or that plugin is wrong",
             ) from error
 
     @classmethod
@@ -115,8 +115,11 @@ class Model:
 
     def largest_linear(self) -> tuple[int, int] | None:
         """The shape (out_features, in_features) of the first layer's largest weight that is packed, if there is any."""
-        shapes = [spec.weight_shape for spec in self._layer_specs(0) if spec.packed]
-        return max(((rows, columns) for *_, rows, columns in shapes), key=math.prod, default=None)
+        return max(self._linear_shapes(), key=math.prod, default=None)
+
+    def smallest_linear(self) -> tuple[int, int] | None:
+        """Likewise the smallest one's."""
+        return min(self._linear_shapes(), key=math.prod, default=None)
 
     def layer_bits(self) -> int | None:
         """Of a value of most of the layers' weights, as the checkpoint stores them; None where it doesn't say."""
@@ -216,6 +219,10 @@ class Model:
             if spec.packed or spec.embedding:
                 values[self.checkpoint.tensors[spec.name].bits] += math.prod(spec.shape)
         return max(values, key=values.__getitem__, default=None)
+
+    def _linear_shapes(self) -> list[tuple[int, int]]:
+        shapes = [spec.weight_shape for spec in self._layer_specs(0) if spec.packed]
+        return [(rows, columns) for *_, rows, columns in shapes]
 
     def _layer_specs(self, layer: int) -> list[TensorSpec]:
         return list(self.architecture.layer_tensors(self.spec, layer))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from core.errors import StageError
+from core.guard import compute_layers
 from core.interfaces.architecture import LayerStack
 from core.runtime.kv_cache import CacheStore, Segment, SegmentBatch
 
@@ -48,7 +49,7 @@ class Stage:
             raise StageError(f"a batch has {len(hidden)} rows", f"its segments count {rows}")
         batch = SegmentBatch(segments, self.caches, self.device)
         arrived = hidden.to(self.device, self.residual_dtype)
-        result = self.stack(arrived, batch)
+        result = compute_layers(self.stack, arrived, batch)
         self._refuse_non_finite(arrived, result)
         batch.commit()
         return result[_output_rows(segments)] if outputs_only else result

@@ -89,7 +89,7 @@ _TINY: dict[str, dict[str, Any]] = {
 def tiny_checkpoint(
     directory: Path,
     *,
-    model_type: ModelType = "llama",
+    model_type: str = "llama",
     seed: int = 0,
     layers: int = 6,
     hidden_size: int = 64,
@@ -109,6 +109,8 @@ def tiny_checkpoint(
     config: Mapping[str, Any] | None = None,
 ) -> Path:
     """Saves a small random model with its tokenizer to `directory`, as Hugging Face would, and returns it.
+
+    `model_type` is a ModelType, or another decoder family of transformers whose config has the usual names.
 
     The weights follow from `seed` alone and are scaled so that logits differ by a few units; norms and
     biases are not at their neutral values, so that leaving one out is noticed. The tokenizer is a byte-level

@@ -301,12 +301,12 @@ def plugins_on(machine: Machine, plugins: PluginHost | None = None) -> PluginHos
 
 @asynccontextmanager
 async def memory_cluster(
-    model: Path, *node_ids: str, dtype: DType = DType.FP32, **settings: Any
+    model: Path, *node_ids: str, dtype: DType = DType.FP32, plugins: PluginHost | None = None, **settings: Any
 ) -> AsyncIterator[MemoryCluster]:
     """A coordinator that serves `model`, and nodes, for the length of the block.
 
-    `settings` are more of `CoordinatorSettings`; without `min_nodes`, each of the nodes gets layers. It need not be
-    ready yet: see `MemoryCluster.ready`.
+    `plugins` are the coordinator's; None: those that are installed. `settings` are more of `CoordinatorSettings`;
+    without `min_nodes`, each of the nodes gets layers. It need not be ready yet: see `MemoryCluster.ready`.
     """
     network = MemoryTransport()
     machine = Machine(network)
@@ -320,7 +320,7 @@ async def memory_cluster(
         transport=machine.name,
         **{"min_nodes": max(1, len(node_ids)), **settings},
     )
-    coordinator = Coordinator(asked, plugins=plugins_on(machine))
+    coordinator = Coordinator(asked, plugins=plugins_on(machine, plugins))
     async with trio.open_nursery() as nursery:
         await nursery.start(coordinator.run)
         cluster = MemoryCluster(coordinator, network, machine, _nursery=nursery)

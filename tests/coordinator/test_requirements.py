@@ -11,13 +11,15 @@ import trio
 
 from core.coordinator.members import Member
 from core.coordinator.requirements import Requirements
+from core.installing import DISTRIBUTION, installer
 from core.interfaces.checkpoint import Source
 from core.link import Link
 from core.node.report import installed
-from core.plugins import DISTRIBUTION, LoadedPlugin, PluginHost
+from core.plugins import LoadedPlugin, PluginHost
 from core.protocol.fields import Plugin
-from core.protocol.messages import PROTOCOL_VERSION, Hello
+from core.protocol.messages import PROTOCOL_VERSION, Hello, LeftOut
 from core.testing.cluster_in_memory import memory_cluster
+from core.testing.lone_node import lone_node
 
 SECONDS = 60
 OWNER = LoadedPlugin("mammoth", "core-plugin-mammoth", "1.2", ["architecture mammoth"])
@@ -63,13 +65,37 @@ def test_of_a_plugin_without_a_package_only_the_name_is_known() -> None:
     assert "install that there" in found.lacking(member(Plugin("x", "1", ["quantizer int4"])))
 
 
+@pytest.mark.parametrize(
+    ("installer", "how"),
+    [("pipx", "run `pipx inject core-cluster core-plugin-mammoth==1.2`"), ("app", "the packed app takes no plugins")],
+)
+def test_how_to_add_it_suits_how_the_node_was_installed(installer: str, how: str) -> None:
+    plugins = [Plugin("x", "1", ["quantizer int4"])]
+    found = Member(Hello(PROTOCOL_VERSION, "a", plugins=plugins, installer=installer), cast(Link, None))
+    assert how in REQUIREMENTS.lacking(found)
+
+
+async def test_a_node_shows_what_it_is_told_that_it_lacks() -> None:
+    with trio.fail_after(SECONDS):
+        async with lone_node() as node:
+            coordinator = await node.met()
+            assert coordinator.hello.installer == installer()
+            await coordinator.send(LeftOut("this machine lacks the quantizer int3"))
+            await coordinator.let_go()
+            assert (node.activity.state, node.activity.detail) == ("error", "this machine lacks the quantizer int3")
+
+
 async def test_a_node_without_the_family_is_left_out_with_a_sentence(
     model: Path, prompt: tuple[int, ...], oracle: str
 ) -> None:
     others = [Plugin(DISTRIBUTION, "0.0.1", ["architecture other"])]
     elsewhere: dict[str, Any] = {"free_memory": 2**40, "max_memory_bytes": 2**40, "plugins": others}
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model) as cluster, cluster.join("older", **elsewhere):
+        async with memory_cluster(model) as cluster, cluster.join("older", **elsewhere) as older:
+            told = (await older.receive()).message
+            assert isinstance(told, LeftOut)
+            assert told.reason.startswith("this machine lacks the architecture llama of the plugin 'llama' (")
+            assert f"pip install {DISTRIBUTION}=={version(DISTRIBUTION)}` here, instead of its 0.0.1" in told.reason
             waiting = await cluster.until(lambda status: "1 more node must join" in status.detail)
             said = f"pip install {DISTRIBUTION}=={version(DISTRIBUTION)}` there, instead of its 0.0.1"
             assert "node 'older' is left out, for it lacks the architecture llama" in waiting.detail

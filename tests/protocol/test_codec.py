@@ -11,6 +11,7 @@ import pytest
 
 from core.errors import ProtocolError
 from core.protocol.codec import (
+    BY_TYPE,
     CHUNK_BYTES,
     MAX_FRAME_BYTES,
     MAX_TENSOR_BYTES,
@@ -20,7 +21,6 @@ from core.protocol.codec import (
 )
 from core.protocol.fields import Holding, LayerTime, OnDisk, PeerLink, Plugin, Proof, Segment, Shard, Span, Tensor
 from core.protocol.messages import (
-    BY_TYPE,
     PROTOCOL_VERSION,
     Asking,
     Assignment,
@@ -36,6 +36,7 @@ from core.protocol.messages import (
     InferenceError,
     KeepLayers,
     Leave,
+    LeftOut,
     LoadComplete,
     LoadFailed,
     LoadProgress,
@@ -105,6 +106,7 @@ EXAMPLES: list[Message] = [
     Assignment(hop=3, next_hop=4, shard=SHARD, wire_dtype="fp32", link_token=TOKEN),
     StandBy(hop=5, shard=SHARD, in_memory=True),
     KeepLayers([HOLDING]),
+    LeftOut("this machine lacks the quantizer int3"),
     LoadProgress(3, "download", 10, 20),
     LoadComplete(3, 2**33, 0, 1.5, {"RMS norm": bytes(128)}),
     LoadFailed(3, "the disk is full"),

@@ -25,10 +25,9 @@ from core.coordinator.routes import Routes
 from core.coordinator.server import NodeServer
 from core.errors import ChannelClosed, ConfigError, ProtocolError, TrustError
 from core.interfaces.transport import Channel
-from core.protocol.codec import Decoder, Packet, encode
+from core.protocol.codec import BY_TYPE, Decoder, Packet, encode
 from core.protocol.fields import Proof, Segment, Shard, Tensor
 from core.protocol.messages import (
-    BY_TYPE,
     PROTOCOL_VERSION,
     Assignment,
     Challenge,

@@ -19,7 +19,7 @@ from core.runtime.speed import weight_speed
 from core.runtime.stage import Stage
 from core.runtime.weights import StageWeights
 from core.testing.checkpoints import tiny_checkpoint
-from core.testing.contracts import ArchitectureContract
+from core.testing.contracts import HeldLayersContract
 from core.testing.families import tiny_family
 
 CPU = torch.device("cpu")
@@ -39,13 +39,13 @@ def of_transformers(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
     return tiny_family(tmp_path_factory.mktemp(request.param), request.param)
 
 
-class TestBlocks(ArchitectureContract):
+class TestBlocks(HeldLayersContract):
     @pytest.fixture
     def checkpoint(self, of_blocks: Path) -> Path:
         return of_blocks
 
 
-class TestTransformers(ArchitectureContract):
+class TestTransformers(HeldLayersContract):
     @pytest.fixture
     def checkpoint(self, of_transformers: Path) -> Path:
         return of_transformers
@@ -54,7 +54,7 @@ class TestTransformers(ArchitectureContract):
 def test_the_contract_finds_an_architecture_that_changes_what_it_is_given(
     of_blocks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    contract, tensor = ArchitectureContract(), StageWeights.tensor
+    contract, tensor = HeldLayersContract(), StageWeights.tensor
     monkeypatch.setattr(StageWeights, "tensor", lambda weights, name: tensor(weights, name).mul_(1.5))
     with Model.open(Source(str(of_blocks)), PLUGINS) as opened, pytest.raises(AssertionError, match="not equal"):
         contract.test_stages_of_the_same_held_layers_compute_the_same_in_turn(opened, precision())

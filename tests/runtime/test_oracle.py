@@ -6,21 +6,19 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 
 from core import DType, Source
-from core.interfaces.architecture import EmbedAndHead
 from core.plugins import PluginHost
-from core.protocol.tensors import from_wire, to_wire
+from core.protocol.fields import Segment
 from core.runtime.device import torch_dtype
 from core.runtime.model import Model, Precision
-from core.runtime.stage import Stage
 from core.testing.checkpoints import tiny_checkpoint
+from core.testing.oracle import CPU, TOLERANCE, Pipeline, oracle_logits, random_tokens, row_error, splits
 
-CPU = torch.device("cpu")
 DECODE_STEPS = 32
 LLAMA3_SCALING = {
     "rope_type": "llama3",
@@ -108,43 +106,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "config": {"layer_types": ["full_attention", "sliding_attention"] * 2, "swiglu_alpha": 1.2},
     },
 }
-TOLERANCE = {DType.FP32: 1e-4, DType.FP16: 0.06, DType.BF16: 0.4}
-"""In standard deviations of the logits: about twice what rounding alone was seen to do."""
-
-
-class Piece(NamedTuple):
-    """A segment as a stage sees it."""
-
-    session: int
-    position: int
-    rows: int
-    outputs: int
-
-
-class Pipeline:
-    """Stages one after another, with the wire's conversion between them."""
-
-    def __init__(self, embed_and_head: EmbedAndHead, stages: list[Stage], wire: torch.dtype) -> None:
-        self.embed_and_head, self.stages, self.wire = embed_and_head, stages, wire
-
-    def __call__(self, tokens: list[int], position: int, session: int = 1) -> torch.Tensor:
-        """Logits [len(tokens), vocab] of `tokens` at `position`."""
-        piece = Piece(session, position, len(tokens), len(tokens))
-        with torch.inference_mode():
-            hidden = self.embed_and_head.embed(torch.tensor(tokens))
-        for stage in self.stages:
-            result = stage.run(from_wire(to_wire(hidden, self.wire)), [piece], outputs_only=False)
-            hidden = from_wire(to_wire(result, self.wire))
-        with torch.inference_mode():
-            return self.embed_and_head.logits(hidden)
-
-
-def splits(layers: int) -> list[list[range]]:
-    """The whole, every cut in two, and every cut in three. Of 4 layers, every third one is one of each."""
-    whole = [[range(0, layers)]]
-    two = [[range(0, a), range(a, layers)] for a in range(1, layers)]
-    three = [[range(0, a), range(a, b), range(b, layers)] for a in range(1, layers - 1) for b in range(a + 1, layers)]
-    return whole + two + three
 
 
 @contextmanager
@@ -154,27 +115,6 @@ def opened(path: Path, dtype: DType, wire: DType) -> Iterator[tuple[Model, Preci
         yield model, Precision(plugins.quantizers.get("fp16"), dtype, wire)
 
 
-def pipeline(model: Model, precision: Precision, ranges: list[range]) -> Pipeline:
-    stages = [model.load_stage(layers, precision, CPU)[0] for layers in ranges]
-    return Pipeline(model.load_embed_and_head(precision, CPU), stages, torch_dtype(precision.wire))
-
-
-def oracle_logits(path: Path, dtype: torch.dtype, tokens: list[int]) -> torch.Tensor:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
-    with torch.inference_mode():
-        logits: torch.Tensor = model(torch.tensor([tokens])).logits[0].float()
-    return logits
-
-
-def error(found: torch.Tensor, expected: torch.Tensor, model: Model, dtype: DType) -> float:
-    """Of the worst row; of a mixture in 16 bits, of the median row: rounding has a row choose another of two experts
-    that are all but equal, and those after it attend to that row."""
-    some = 0.5 if "num_experts_per_tok" in model.spec.config and dtype is not DType.FP32 else 1.0
-    return float((found - expected).abs().amax(dim=1).quantile(some))
-
-
 @pytest.fixture(scope="module", params=list(VARIANTS))
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp(request.param), layers=4, **VARIANTS[request.param])
@@ -182,21 +122,20 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.mark.parametrize("dtype", list(DType))
 def test_every_split_has_the_oracles_logits(checkpoint: Path, dtype: DType) -> None:
-    generator = torch.Generator().manual_seed(7)
     prompt_length = 40
-    tokens = torch.randint(0, 250, (prompt_length + DECODE_STEPS,), generator=generator).tolist()
+    tokens = random_tokens(prompt_length + DECODE_STEPS, seed=7)
     expected = oracle_logits(checkpoint, torch_dtype(dtype), tokens)
     assert expected.std() > 0.1, "flat logits would agree with anything"
     bound = TOLERANCE[dtype] * float(expected.std())
     with opened(checkpoint, dtype, dtype) as (model, precision):
         every = splits(model.spec.layers)
         for ranges in every if dtype is DType.FP32 else every[::3]:
-            run = pipeline(model, precision, ranges)
+            run = Pipeline.of(model, precision, ranges)
             steps = [run(tokens[:prompt_length], 0)]
             steps += [run([tokens[i]], i) for i in range(prompt_length, len(tokens))]
-            assert error(torch.cat(steps), expected, model, dtype) < bound, ranges
+            assert row_error(torch.cat(steps), expected, model, dtype) < bound, ranges
             again = run(tokens[20:30], 20)
-            assert error(again, expected[20:30], model, dtype) < bound, f"{ranges} after a rollback"
+            assert row_error(again, expected[20:30], model, dtype) < bound, f"{ranges} after a rollback"
             assert all(stage.caches.tokens == 30 for stage in run.stages)
 
 
@@ -207,7 +146,7 @@ def test_a_head_of_its_own_beside_a_config_that_ties_it_is_the_oracles_head(tmp_
     tokens = list(range(20, 40))
     expected = oracle_logits(path, torch.float32, tokens)
     with opened(path, DType.FP32, DType.FP32) as (model, precision):
-        logits = pipeline(model, precision, [range(0, 2)])(tokens, 0)
+        logits = Pipeline.of(model, precision, [range(0, 2)])(tokens, 0)
     assert (logits - expected).abs().max() < 1e-3
 
 
@@ -215,7 +154,7 @@ def test_chunked_prefill_and_interleaved_sessions_change_nothing(checkpoint: Pat
     generator = torch.Generator().manual_seed(8)
     first, second = torch.randint(0, 250, (2, 300), generator=generator).tolist()
     with opened(checkpoint, DType.FP32, DType.FP32) as (model, precision):
-        run = pipeline(model, precision, [range(0, 2), range(2, 4)])
+        run = Pipeline.of(model, precision, [range(0, 2), range(2, 4)])
         chunks: dict[int, list[torch.Tensor]] = {1: [], 2: []}
         for start in range(0, 300, 60):
             chunks[1].append(run(first[start : start + 60], start, session=1))
@@ -229,9 +168,9 @@ def test_a_batch_of_many_sessions_equals_each_alone(checkpoint: Path) -> None:
     generator = torch.Generator().manual_seed(9)
     prompts = [torch.randint(0, 250, (n,), generator=generator).tolist() for n in (3, 17, 1)]
     with opened(checkpoint, DType.FP32, DType.FP32) as (model, precision):
-        run = pipeline(model, precision, [range(0, 4)])
+        run = Pipeline.of(model, precision, [range(0, 4)])
         alone = torch.cat([run(tokens, 0, session=10 + i) for i, tokens in enumerate(prompts)])
-        pieces = [Piece(i, 0, len(tokens), len(tokens)) for i, tokens in enumerate(prompts)]
+        pieces = [Segment(i, 0, len(tokens), len(tokens)) for i, tokens in enumerate(prompts)]
         with torch.inference_mode():
             hidden = run.embed_and_head.embed(torch.tensor([t for tokens in prompts for t in tokens]))
             together = run.embed_and_head.logits(run.stages[0].run(hidden, pieces, outputs_only=False))
@@ -243,5 +182,5 @@ def test_layers_leave_what_arrived_as_it_was(checkpoint: Path) -> None:
     arrived = hidden.clone()
     with opened(checkpoint, DType.FP32, DType.FP32) as (model, precision):
         stage, _ = model.load_stage(range(0, 4), precision, CPU)
-        result = stage.run(arrived, [Piece(1, 0, 3, 3)], outputs_only=False)
+        result = stage.run(arrived, [Segment(1, 0, 3, 3)], outputs_only=False)
     assert torch.equal(arrived, hidden) and not torch.equal(result, hidden)
