@@ -35,7 +35,6 @@ def command(setting: Setting, name: str) -> str:
 
 
 def codex(setting: Setting) -> str:
-    """It sets no temperature: what the command printed must be right, and something be said of it."""
     with home(setting) as (folder, environment):
         (folder / "brief.md").write_text(BRIEF)
         settings = {
@@ -57,7 +56,17 @@ def codex(setting: Setting) -> str:
     items = [json.loads(line).get("item", {}) for line in told.splitlines() if line.startswith("{")]
     printed = [item["aggregated_output"] for item in items if item.get("type") == "command_execution"]
     right("".join(printed))
-    return str([item["text"] for item in items if item.get("type") == "agent_message"][-1])
+    return right(str([item["text"] for item in items if item.get("type") == "agent_message"][-1]))
+
+
+def cline(setting: Setting) -> str:
+    with home(setting) as (folder, environment):
+        program, model = (command(setting, "cline"), "--data-dir", str(folder / "data")), setting.cluster.model
+        provider = ("openai-compatible", "--apikey", KEY, "--modelid", model, "--baseurl", setting.cluster.api)
+        output(program[0], "auth", *program[1:], "--provider", *provider, env=environment, folder=folder)
+        request = call_request("run_commands", commands=["echo Paris"])
+        run = (*program, "--provider", "openai-compatible", "--model", model, "--system", BRIEF, "--compaction", "off")
+        return right(output(*run, request, env=environment, folder=folder))
 
 
 def qwen_code(setting: Setting) -> str:
@@ -153,22 +162,42 @@ def litellm_proxy(setting: Setting) -> str:
     }
     with home(setting) as (folder, environment):
         (folder / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
-        port = _free_port()
-        run = (str(Path(setting.python).with_name("litellm")), "--config", "config.yaml", "--host", "127.0.0.1")
+        run = (str(Path(setting.python).with_name("litellm")), "--config", "config.yaml")
         own = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-        proxy = subprocess.Popen(
-            (*run, "--port", str(port)),
-            cwd=folder,
-            env={**environment, **own},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            _wait_for(f"http://127.0.0.1:{port}/health/liveliness")
-            return library_python("anthropic", setting, f"http://127.0.0.1:{port}/v1")
-        finally:
-            proxy.terminate()
-            proxy.wait(START_SECONDS)
+        with _serving(run, "/health/liveliness", folder, {**environment, **own}) as url:
+            return library_python("anthropic", setting, f"{url}/v1")
+
+
+def open_webui(setting: Setting) -> str:
+    """By its HTTP API; it starts without a network, and with no model of its own."""
+    with home(setting) as (folder, environment):
+        own = {
+            "DATA_DIR": str(folder),
+            "ENABLE_OLLAMA_API": "false",
+            "OFFLINE_MODE": "true",
+            "OPENAI_API_BASE_URL": setting.cluster.api,
+            "RAG_EMBEDDING_ENGINE": "openai",
+            "WEBUI_AUTH": "false",
+            "WEBUI_SECRET_KEY": KEY,
+        }
+        run = (str(Path(setting.python).with_name("open-webui")), "serve")
+        with _serving(run, "/health", folder, {**environment, **own}) as url:
+            return library_python("open-webui", setting, f"{url}/api")
+
+
+@contextmanager
+def _serving(run: tuple[str, ...], health: str, folder: Path, environment: dict[str, str]) -> Iterator[str]:
+    """Where a server of this machine is, for the length of the block."""
+    port = _free_port()
+    address = ("--host", "127.0.0.1", "--port", str(port))
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen((*run, *address), cwd=folder, env=environment, stdout=quiet, stderr=quiet)
+    try:
+        _wait_for(f"http://127.0.0.1:{port}{health}")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(START_SECONDS)
 
 
 def _free_port() -> int:
@@ -203,6 +232,7 @@ def _program(package: str, run: Callable[[Setting], str]) -> Check:
 
 AGENTS = [
     _program("@openai/codex", codex),
+    _program("cline", cline),
     _program("@qwen-code/qwen-code", qwen_code),
     _program("@continuedev/cli", continue_cli),
     _program("opencode-ai", opencode),
@@ -216,5 +246,6 @@ AGENTS = [
     _python("pydantic-ai-slim", "'pydantic-ai-slim[openai]'", "pydantic-ai responses"),
     _python("smolagents", "'smolagents[openai]'", "smolagents"),
     _python("litellm", "litellm", "litellm"),
+    Check("open-webui", "HTTP API", python_program("open-webui", "open-webui"), open_webui),
     Check("litellm", "proxy, /v1/messages", python_program("litellm", "'litellm[proxy]'"), litellm_proxy),
 ]

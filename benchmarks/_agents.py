@@ -107,8 +107,22 @@ def anthropic(api: str, model: str, request: str, kind: str) -> str:
     return "".join(block["text"] for block in answer["content"] if block["type"] == "text")
 
 
-def _post(url: str, body: dict[str, Any]) -> Any:
-    headers = {"content-type": "application/json", "authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
+def open_webui(api: str, model: str, request: str, kind: str) -> str:
+    """By its `/api`, where nobody need sign up."""
+    key = _post(f"{api}/v1/auths/signin", {"email": "", "password": ""})["token"]
+    function = {"name": "capital_of", "description": "Tells the capital of a country.", "parameters": PARAMETERS}
+    ask = {"model": model, "tools": [{"type": "function", "function": function}], "max_tokens": TOKENS}
+    asked = [{"role": "user", "content": request}]
+    said = _post(f"{api}/chat/completions", {**ask, "messages": asked}, key)["choices"][0]["message"]
+    (call,) = said["tool_calls"]
+    content = capital_of(**json.loads(call["function"]["arguments"]))
+    result = {"role": "tool", "tool_call_id": call["id"], "content": content}
+    answer = _post(f"{api}/chat/completions", {**ask, "messages": [*asked, said, result]}, key)
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def _post(url: str, body: dict[str, Any], key: str = "") -> Any:
+    headers = {"content-type": "application/json", "authorization": f"Bearer {key or os.environ['OPENAI_API_KEY']}"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=300) as answer:
         return json.load(answer)
@@ -120,6 +134,7 @@ PROGRAMS: dict[str, Callable[[str, str, str, str], str]] = {
     "pydantic-ai": pydantic_ai,
     "smolagents": smolagents,
     "litellm": litellm,
+    "open-webui": open_webui,
     "anthropic": anthropic,
 }
 

@@ -1,6 +1,7 @@
 """Programs that people use against a cluster of this machine: whether each gets what it asks for.
 
-The demo's model in fp32, split over two node processes, behind an API with a key. A line for each check: PASS, FAIL or
+The demo's model in fp32, split over two node processes, behind an API with a key. It is served so that it draws no
+tokens where a program doesn't ask for that: some can't ask for anything else. A line for each check: PASS, FAIL or
 skipped, with the reason. Nothing is installed here; what is missing is skipped, and its line says how to get it:
 
     pip install -e '.[clients]'            LangChain and the command llm
@@ -53,6 +54,18 @@ def installed(package: str, how: str) -> str:
         return version(package)
     except PackageNotFoundError:
         raise Missing(how) from None
+
+
+def greedy_model(path: Path) -> Path:
+    """The demo's model with the advice to draw no tokens, written to `path`."""
+    from gguf import GGUFReader, GGUFValueType, GGUFWriter, Keys
+    from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
+
+    reader = GGUFReader(demo_model())
+    architecture = reader.fields[Keys.General.ARCHITECTURE].contents()
+    advice = {Keys.General.SAMPLING_TEMP: MetadataDetails(GGUFValueType.FLOAT32, 0.0)}
+    copy_with_new_metadata(reader, GGUFWriter(path, architecture), advice, [])
+    return path
 
 
 def python_package(package: str, how: str = "pip install -e '.[clients]'") -> Callable[[Setting], str]:
@@ -180,10 +193,11 @@ async def check_all(options: argparse.Namespace) -> bool:
     """Whether nothing failed."""
     reached = True
     asked = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 40, "stream": True}
-    with Pages() as pages:
+    with Pages() as pages, tempfile.TemporaryDirectory() as folder:
         tools = ("--tools-as-text", "--chat-template", str(TEMPLATE))
         serve = ("--quant", "fp16", "--dtype", "fp32", "--cors-origin", pages.origin, *tools)
-        async with open_cluster(demo_model(), *serve, local_nodes=2, env={"CORE_API_KEY": KEY}) as cluster:
+        model = await trio.to_thread.run_sync(greedy_model, Path(folder) / "greedy.gguf")
+        async with open_cluster(model, *serve, local_nodes=2, env={"CORE_API_KEY": KEY}) as cluster:
             await cluster.wait_ready()
             body = {**asked, "model": cluster.model}
             pages.asked = {"url": f"{cluster.api}/chat/completions", "key": KEY, "body": body}

@@ -39,6 +39,10 @@ class CheckpointError(CoreError):
     """A checkpoint that is absent, incomplete, damaged or of a kind that nothing here reads."""
 
 
+class MissingFile(CheckpointError):
+    """A file that is not among those of a checkpoint, all of which are known."""
+
+
 class DamagedFile(CheckpointError):
     """Files of a checkpoint whose bytes are not what they should be: `files`, by name.
 
@@ -52,11 +56,14 @@ class DamagedFile(CheckpointError):
 
 
 class PlanError(CoreError):
-    """No plan: the model's layers do not fit into the nodes that are there."""
+    """No plan: the model's layers do not fit into the nodes that are there, or these are too few."""
 
-    def __init__(self, title: str, message: str = "", hint: str = "", *, missing_bytes: int = 0) -> None:
+    def __init__(
+        self, title: str, message: str = "", hint: str = "", *, missing_bytes: int = 0, missing_nodes: int = 0
+    ) -> None:
         super().__init__(title, message, hint)
         self.missing_bytes = missing_bytes
+        self.missing_nodes = missing_nodes
 
 
 class ProtocolError(CoreError):

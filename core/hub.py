@@ -40,7 +40,7 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from huggingface_hub.utils.tqdm import tqdm
 
-from core.errors import CheckpointError, CoreError
+from core.errors import CheckpointError, CoreError, MissingFile
 from core.interfaces.checkpoint import Progress
 
 LOG_IN = "log in with `hf auth login`"
@@ -165,7 +165,7 @@ class Repository:
     def missing(self, name: str) -> CheckpointError:
         if self.offline:
             return _unreachable(f"{name} of {self}")
-        return CheckpointError(f"{self} has no {name}", hint="check its name, or use another repository")
+        return MissingFile(f"{self} has no {name}", hint="check its name, or use another repository")
 
     @contextmanager
     def translated(self, name: str) -> Iterator[None]:

@@ -55,6 +55,8 @@ class Link:
         self._probed: deque[float] = deque(maxlen=PROBES)
         self._probes = 0
         """How many are to be sent."""
+        self._asked: dict[int, trio.Event] = {}
+        """By when a heartbeat was sent: set when it is answered."""
         self.measured = trio.Event()
         """Set once `round_trip` and `bandwidth` are known, on the end that was dialled."""
         self._channel = channel
@@ -142,7 +144,23 @@ class Link:
             else:
                 return packet
 
+    async def answers(self) -> bool:
+        """Whether the peer answers now, before it would be held to be gone. Another task receives meanwhile."""
+        sent, answered = _now_us(), trio.Event()
+        self._asked[sent] = answered
+        try:
+            with trio.move_on_after(self._patience):
+                await self.send(Ping(sent))
+                await answered.wait()
+        except ChannelClosed:
+            return False
+        finally:
+            del self._asked[sent]
+        return answered.is_set()
+
     def _note(self, pong: Pong) -> None:
+        if pong.sent_us in self._asked:
+            self._asked[pong.sent_us].set()
         seconds = max(0, _now_us() - pong.sent_us) / 1e6
         if len(pong.padding) == PROBE_BYTES:
             self._probed.append(seconds)

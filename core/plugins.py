@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
@@ -193,6 +194,10 @@ class PluginHost:
                 "it is on this machine, and only repos of a hub have revisions",
                 "leave it out",
             )
+        if source.path is None and (named := _as_repo(source.model)):
+            raise CheckpointError(
+                f"{source.model} is an address", "models of the hub go by their names", f"give {named}"
+            )
         if (checkpoint_format := self.format_of(source)) is not None:
             return checkpoint_format.open(source)
         if source.path is None and _looks_like_a_path(source.model):
@@ -204,10 +209,17 @@ class PluginHost:
         raise CheckpointError(
             f"{source.model!r} is no model that can be read here",
             self.missing(),
-            "give a directory, a file or a Hugging Face repo id; "
+            "give a directory, a file or a Hugging Face repo id, which is OWNER/NAME as in Qwen/Qwen2.5-1.5B-Instruct"
+            " (names of Ollama's are none); "
             f"formats: {', '.join(self.checkpoint_formats.names())}",
         )
 
+
+_PAGE = re.compile(
+    r"(?:https?://[^/]+|hf\.co|huggingface\.co)/(?P<repo>[\w.-]+/[\w.-]+)(?::[\w.-]+)?"
+    r"(?:/(?:tree|blob|resolve|raw)/(?P<revision>[^/?#]+)(?:/(?P<file>[^?#]*))?)?/?(?:[?#].*)?"
+)
+"""An address, as browsers and other programs have it."""
 
 _HOOKS: dict[str, tuple[str, type[Any]]] = {
     "core_architectures": ("architecture", Architecture),
@@ -216,6 +228,16 @@ _HOOKS: dict[str, tuple[str, type[Any]]] = {
     "core_planners": ("planner", Planner),
     "core_checkpoint_formats": ("checkpoint format", CheckpointFormat),
 }
+
+
+def _as_repo(model: str) -> str:
+    """The options for what the address of a page on the hub leads to; "" for what is no such address."""
+    page = _PAGE.fullmatch(model)
+    if page is None:
+        return ""
+    file, revision = page["file"] or "", page["revision"] or "main"
+    named = f"{page['repo']}/{file}" if file.endswith(".gguf") else page["repo"]
+    return f"--model {named}" + (f" --revision {revision}" if revision != "main" else "")
 
 
 def _looks_like_a_path(model: str) -> bool:

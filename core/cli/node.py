@@ -17,6 +17,7 @@ import typer
 from core.cli.console import Bars, gigabytes, run, set_up_logging
 from core.cli.joining import find_membership
 from core.cli.options import CacheDir, Compile, Device, LogLevel, StateDirectory, Threads
+from core.cli.work_dir import use_work_dir
 from core.coordinator.local_nodes import LOCAL_TOKEN
 from core.errors import ConfigError
 
@@ -57,7 +58,12 @@ def node(
     ] = "",
     state_dir: StateDirectory = None,
     hf_cache_dir: CacheDir = None,
-    work_dir: Annotated[Path | None, typer.Option(help="Reserved for temporary files; nothing uses it yet.")] = None,
+    work_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where temporary files, parts of downloads and compiled code are kept. Default: the system's places."
+        ),
+    ] = None,
     max_memory_gb: Annotated[
         float | None, typer.Option(help="Offer at most this much memory.", min=0.001, max=10**6)
     ] = None,
@@ -77,6 +83,8 @@ def node(
     """Join a cluster with this machine. It loads the layers that it is assigned, and serves them."""
     local_token = _local_token()
     set_up_logging(log_level)
+    if work_dir is not None:
+        use_work_dir(work_dir)
     from core.node.agent import run_node
     from core.node.settings import NodeSettings
     from core.node.state import Activity, Duty
@@ -98,7 +106,6 @@ def node(
         cluster_port=cluster_port or DEFAULT_PORT,
         device=device,
         hf_cache_dir=hf_cache_dir,
-        work_dir=work_dir,
         max_memory=gigabytes(max_memory_gb),
         threads=threads,
         compiles=compiles,
@@ -107,8 +114,6 @@ def node(
         peer_host=peer_host,
         local_token=local_token,
     )
-    if work_dir is not None:
-        _log.warning("--work-dir is reserved: nothing is written there yet")
     plugins, duty = PluginHost.installed(), Duty()
 
     def leave() -> None:

@@ -126,18 +126,19 @@ class Coordinator:
             prompts.with_tools.facts() if prompts.with_tools else None,
         )
 
-    async def tokenize(self, prompt: str | Conversation) -> tuple[int, ...]:
+    async def tokenize(self, prompt: str | Conversation, client: str = "") -> tuple[int, ...]:
         generator = self._open()
-        return tuple(await generator.preparation.run("", generator.encode, prompt))
+        return tuple(await generator.preparation.run(client, generator.encode, prompt))
 
-    async def prompt_end(self, conversation: Conversation) -> str:
-        text = await trio.to_thread.run_sync(self._open().tokenizer.chat_prompts.text, conversation)
+    async def prompt_end(self, conversation: Conversation, client: str = "") -> str:
+        generator = self._open()
+        text = await generator.preparation.run(client, generator.tokenizer.chat_prompts.text, conversation)
         return text[-PROMPT_END:]
 
-    async def detokenize(self, tokens: tuple[int, ...]) -> str:
+    async def detokenize(self, tokens: tuple[int, ...], client: str = "") -> str:
         generator = self._open()
         generator.require_known(tokens, "tokens")
-        return await generator.preparation.run("", generator.tokenizer.decode_whole, tokens)
+        return await generator.preparation.run(client, generator.tokenizer.decode_whole, tokens)
 
     def _open(self) -> Generator:
         """Raises NotReady while the model is being opened."""

@@ -291,6 +291,9 @@ class Members:
     def all(self) -> list[Member]:
         return list(self._by_id.values())
 
+    def find(self, node_id: str) -> Member | None:
+        return self._by_id.get(node_id)
+
     def add(self, member: Member) -> None:
         """A node that joins again, before its old connection was noticed to be dead, takes the old one's place."""
         old = self._by_id.pop(member.node_id, None)

@@ -75,7 +75,13 @@ class Planning:
         except PlanError as error:
             reasons = [error.message, *(f"node {node_id!r} is left out, for {lack}" for node_id, lack in lacking)]
             told = "; ".join(filter(None, reasons))
-            raise PlanError(error.title, told, error.hint, missing_bytes=error.missing_bytes) from error
+            raise PlanError(
+                error.title,
+                told,
+                error.hint,
+                missing_bytes=error.missing_bytes,
+                missing_nodes=error.missing_nodes,
+            ) from error
         return replace(plan, left_out=(*plan.left_out, *lacking))
 
     def _why_not(self, member: Member) -> str:
@@ -85,7 +91,7 @@ class Planning:
     async def _planned(self, members: Sequence[Member], beside: Collection[Route], in_haste: bool) -> Plan:
         missing = self.settings.min_nodes - len(members)
         if missing > 0:
-            raise PlanError(f"{missing} more node{'s' if missing > 1 else ''} must join")
+            raise PlanError(f"{missing} more node{'s' if missing > 1 else ''} must join", missing_nodes=missing)
         self._refuse_absent(members)
         request = replace(self._request(members, beside), in_haste=in_haste)
         with trio.move_on_after(PLAN_SECONDS):

@@ -29,6 +29,8 @@ from core.protocol.messages import (
     Pause,
     PeerConnected,
 )
+from core.trust.addresses import host_of
+from core.trust.register import KnownNode
 
 _log = logging.getLogger(__name__)
 
@@ -79,12 +81,27 @@ class NodeServer:
         except TrustError as error:
             await link.end_with(Error(ErrorCode.NOT_A_MEMBER, clipped(error.message)))
             raise
+        if credential is not None:
+            await self._refuse_a_second(link, credential)
         link.settle()
         member = Member(hello, link, credential)
         shown, token = hello.local_token, self._local_token
         if shown is not None and token is not None and hmac.compare_digest(shown, token):
             member.is_local, member.shares_memory_with = True, max(1, self._local_nodes)
         return member
+
+    async def _refuse_a_second(self, link: Link, credential: KnownNode) -> None:
+        """Raises TrustError if the machine that `credential` is of is here, and answers: two have its key."""
+        first = self._members.find(credential.node_id)
+        if first is None or not await first.link.answers():
+            return
+        where = f"another machine with this one's key is connected, from {host_of(first.link.peer)}"
+        await link.end_with(Error(ErrorCode.SAME_KEY, clipped(where)))
+        raise TrustError(
+            f"{link.peer} has the key of node {first.node_id!r}, which is connected from {first.link.peer}",
+            "one's disk may be a copy of the other's",
+            "have the copy move its identity.pem away, and let it in with an invite of its own",
+        )
 
     async def _forget(self, member: Member) -> None:
         """Its machine is not connected any more, unless it came back by another connection."""

@@ -10,6 +10,7 @@ from functools import partial
 
 import trio
 
+from core.coordinator.absences import Absences
 from core.coordinator.builder import LoadRefused, RouteBuilder
 from core.coordinator.drift import DriftWatch
 from core.coordinator.hop import Hop, HopState
@@ -34,6 +35,7 @@ PLUGIN_RETRY_SECONDS = 600.0
 """A plugin that failed on this machine fails again: other members are no help."""
 GATHER_SECONDS = 10.0
 """For how long nodes are waited for that hold the layers which others, back from an earlier run, do not."""
+PLANNING = "a plan is made"
 NO_MEMORY_FOR_TWO = "memory for two routes is not there: answers wait while the next one is loaded"
 _log = logging.getLogger(__name__)
 
@@ -65,7 +67,8 @@ class Supervisor:
         tell_pace: Callable[[PaceStatus], None],
     ) -> None:
         self.state = State.WAITING
-        self.detail = ""
+        self._said = PLANNING
+        """What is waited for besides what was lost."""
         self.required = settings.min_nodes
         self.epoch = 0
         """Of the newest route that serves, or else of the one that is being made."""
@@ -83,7 +86,8 @@ class Supervisor:
         self._suspicion = Suspicion()
         self._numbers = itertools.count(1)
         self._epochs = itertools.count(1)
-        self._lost = ""
+        self._lost: CoreError | None = None
+        """Why there is no route, if the last one ended."""
         self._improvement = Improvement(settings, planning, router)
         self.drift = DriftWatch(members, router, planning, tell_pace, self._drifted)
         self._failures = 0
@@ -91,6 +95,17 @@ class Supervisor:
         self._is_stuck = False
         """Whether requests are refused: no route can be made of the nodes that are there, or one only drains."""
         router.not_ready, router.is_expected = self.not_ready, lambda: not self._is_stuck
+
+    @property
+    def detail(self) -> str:
+        """What is waited for, as it holds now."""
+        absences = self._absences
+        missed = absences.sentences() if self._is_stuck and self._router.serving is None else [absences.loss()]
+        return "; ".join(filter(None, (*missed, self._said)))
+
+    @property
+    def _absences(self) -> Absences:
+        return Absences(self._members.all(), self._lost)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -103,7 +118,10 @@ class Supervisor:
     def not_ready(self) -> NotReady:
         """With the numbers, and what is waited for."""
         return NotReady(
-            "the model is not ready", self.detail or self._lost, required=self.required, ready=self.ready_nodes()
+            "the model is not ready",
+            self.detail or str(self._lost or ""),
+            required=self.required,
+            ready=self.ready_nodes(),
         )
 
     def ready_nodes(self) -> int:
@@ -148,7 +166,7 @@ class Supervisor:
     async def _make(self, nursery: trio.Nursery, plan: Plan | None = None) -> None:
         """A route where there is none: that of `plan`, or with as little to load as can be."""
         plan = plan or await self._next_plan()
-        self._become(State.LOADING, self._after_loss("the nodes load their layers"))
+        self._become(State.LOADING, "the nodes load their layers")
         try:
             route = await self._build(plan)
         except CoreError as error:
@@ -265,7 +283,7 @@ class Supervisor:
         if route.epoch > 1:
             self._improvement.rest()
         self.epoch, self.required = route.epoch, max(self._settings.min_nodes, len(route.members))
-        self.left_out, self.notes, self._lost = dict(plan.left_out), plan.notes, ""
+        self.left_out, self.notes, self._lost = dict(plan.left_out), plan.notes, None
         self._members.spare(self.left_out)
         _log.info("route %d is ready: %s", route.epoch, describe(plan))
         self._become(State.READY, "")
@@ -291,9 +309,9 @@ class Supervisor:
         self._router.close(service)
 
     def _lose(self, failure: CoreError) -> None:
-        self._lost, self.required = str(failure), self._settings.min_nodes
+        self._lost, self.required = failure, self._settings.min_nodes
         self._members.rest()
-        self._become(State.WAITING, self._lost)
+        self._become(State.WAITING, PLANNING)
 
     def _end(self, route: Route, failure: RouteError) -> None:
         """Its hops are told, and free what they cache."""
@@ -315,7 +333,7 @@ class Supervisor:
                 plan = await self._suspicion.plan(self.planning, available)
             except PlanError as error:
                 self._is_stuck = True
-                self._become(State.WAITING, self._after_loss(str(error), *self._pauses()))
+                self._become(State.WAITING, self._absences.waited_for(error, self._settings.local_nodes))
                 await self._pause(RETRY_SECONDS, seen)
                 continue
             self._is_stuck = False
@@ -367,18 +385,9 @@ class Supervisor:
         kv_token_bytes = len(layers) * self.planning.model.kv_bytes(1, precision)
         return Hop(next(self._numbers), member, layers, precision, kv_token_bytes, planned_seconds=planned)
 
-    def _pauses(self) -> list[str]:
-        """Those that why the route was lost does not tell of."""
-        paused = [member for member in self._members.all() if member.paused]
-        said = [f"node {member.node_id!r} {member.absence}: {member.paused}" for member in paused]
-        return [sentence for sentence in said if sentence not in self._lost]
-
-    def _after_loss(self, *reasons: str) -> str:
-        return "; ".join(filter(None, (self._lost, *reasons)))
-
-    def _become(self, state: State, detail: str) -> None:
+    def _become(self, state: State, said: str) -> None:
         self._routes.serves = state is State.READY
-        self.state, self.detail = state, detail
+        self.state, self._said = state, said
         self._on_change()
 
     async def _pause(self, seconds: float, seen: int | None = None) -> None:

@@ -24,7 +24,7 @@ async def messages(request: AnyRequest) -> ASGIApp:
     gateway, body = gateway_of(request), await read(request, MessagesBody)
     gateway.check(body.model)
     requests = (body.generation(request.auth, await gateway.deadline(body.max_time)),)
-    dialect = await gateway.dialect(body, requests[0].prompt)
+    dialect = await gateway.dialect(body, requests[0].prompt, request.auth)
     return gateway.answer(body, requests, MessageFormatter(gateway.model, body, dialect.reader()), dialect)
 
 
@@ -38,6 +38,6 @@ async def count_tokens(request: AnyRequest) -> TokenCount:
     gateway, body = gateway_of(request), await read(request, CountBody)
     gateway.check(body.model)
     conversation = body.conversation()
-    prompt = (await gateway.dialect(body, conversation)).told(conversation)
+    prompt = (await gateway.dialect(body, conversation, request.auth)).told(conversation)
     with naming_fields(body.names):
-        return TokenCount(len(await gateway.bridge.call(gateway.engine.tokenize, prompt)))
+        return TokenCount(len(await gateway.bridge.call(gateway.engine.tokenize, prompt, request.auth)))

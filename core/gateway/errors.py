@@ -115,6 +115,8 @@ def explain(error: BaseException) -> Failure:
             return Failure(504, _too_late(error), type=kind, code=kind, headers=NO_RETRY)
         case ShuttingDown():
             return _unavailable("server_shutting_down", str(error))
+        case RecursionError():
+            return Failure(400, "the request is nested too deeply", code="invalid_value")
         case ReaderStalled():
             return Failure(408, str(error), type="reader_stalled", code="reader_stalled")
         case CoreError():

@@ -67,7 +67,7 @@ async def _answer(request: AnyRequest, body: OllamaBody, *, chats: bool) -> ASGI
     prompt = requests[0].prompt
     if isinstance(prompt, str):
         return gateway.answer(body, requests, OllamaFormatter(gateway.model, Reader(), chats=chats))
-    dialect = await gateway.dialect(body, prompt)
+    dialect = await gateway.dialect(body, prompt, request.auth)
     return gateway.answer(body, requests, OllamaFormatter(gateway.model, dialect.reader(), chats=chats), dialect)
 
 

@@ -25,7 +25,7 @@ async def responses(request: AnyRequest) -> ASGIApp:
     keeps = gateway.memory.wants(body.store)
     items = gateway.memory.resolve(request.auth, body.previous_response_id, body.given())
     requests = (body.generation(items, request.auth, await gateway.deadline(body.max_time)),)
-    dialect = await gateway.dialect(body, requests[0].prompt)
+    dialect = await gateway.dialect(body, requests[0].prompt, request.auth)
     keep = partial(gateway.memory.keep, request.auth, items) if keeps else None
     return gateway.answer(body, requests, ResponseFormatter(gateway.model, body, dialect.reader(), keep), dialect)
 
@@ -37,9 +37,10 @@ async def input_tokens(request: AnyRequest) -> InputTokens:
     gateway.check(body.model)
     items = gateway.memory.resolve(request.auth, body.previous_response_id, body.given())
     conversation = body.conversation(items)
-    prompt = (await gateway.dialect(body, conversation)).told(conversation)
+    prompt = (await gateway.dialect(body, conversation, request.auth)).told(conversation)
     with naming_fields(body.names):
-        return InputTokens(input_tokens=len(await gateway.bridge.call(gateway.engine.tokenize, prompt)))
+        tokens: tuple[int, ...] = await gateway.bridge.call(gateway.engine.tokenize, prompt, request.auth)
+        return InputTokens(input_tokens=len(tokens))
 
 
 @get("/v1/responses/{response_id:str}", opt={DOCUMENTED: Documentation(ResponseObject)})

@@ -84,9 +84,12 @@ class Gateway:
         return await self.bridge.call(self.engine.card)
 
     async def dialect(
-        self, body: ChatBody | InputBody | CountBody | OllamaBody, prompt: str | tuple[int, ...] | Conversation
+        self,
+        body: ChatBody | InputBody | CountBody | OllamaBody,
+        prompt: str | tuple[int, ...] | Conversation,
+        client: str,
     ) -> Dialect:
-        """The dialect of what `body` asks for with `prompt`, or with several that end alike.
+        """The dialect of what `client` asks for by `body`, with `prompt` or with several that end alike.
 
         Raises RequestError for wishes that the model can't honour, NotReady before it is open.
         """
@@ -104,7 +107,7 @@ class Gateway:
         if template.thinks and isinstance(prompt, Conversation):
             told = dialect.told(prompt)
             with naming_fields(body.names):
-                dialect.thinking = Thinking.after(await self.bridge.call(self.engine.prompt_end, told))
+                dialect.thinking = Thinking.after(await self.bridge.call(self.engine.prompt_end, told, client))
         return dialect
 
     async def told(self, prompt: str | Conversation) -> str | Conversation:
@@ -149,7 +152,7 @@ async def chat_completions(request: AnyRequest) -> ASGIApp:
     gateway, body = gateway_of(request), await read(request, ChatBody)
     gateway.check(body.model)
     requests = body.generations(request.auth, await gateway.deadline(body.max_time))
-    dialect = await gateway.dialect(body, requests[0].prompt)
+    dialect = await gateway.dialect(body, requests[0].prompt, request.auth)
     return gateway.answer(body, requests, ChatFormatter(gateway.model, body, len(requests), dialect), dialect)
 
 
@@ -159,15 +162,15 @@ async def completions(request: AnyRequest) -> ASGIApp:
     gateway, body = gateway_of(request), await read(request, CompletionBody)
     gateway.check(body.model)
     requests = body.generations(request.auth, await gateway.deadline(body.max_time))
-    echoes = [await _text(gateway, prompt) for prompt in body.prompts()] if body.echo else []
+    echoes = [await _text(gateway, prompt, request.auth) for prompt in body.prompts()] if body.echo else []
     return gateway.answer(body, requests, CompletionFormatter(gateway.model, body, len(requests), echoes))
 
 
-async def _text(gateway: Gateway, prompt: str | tuple[int, ...]) -> str:
+async def _text(gateway: Gateway, prompt: str | tuple[int, ...], client: str) -> str:
     if isinstance(prompt, str):
         return prompt
     with naming_fields({"tokens": "prompt"}):
-        return await gateway.bridge.call(gateway.engine.detokenize, prompt)
+        return await gateway.bridge.call(gateway.engine.detokenize, prompt, client)
 
 
 @post("/v1/embeddings", opt={DOCUMENTED: Documentation(others={404: ErrorBody})})
@@ -188,7 +191,7 @@ async def tokenize(request: AnyRequest) -> Tokenized:
     gateway.check(body.model)
     text = await gateway.told(body.text())
     with naming_fields(body.names):
-        tokens: tuple[int, ...] = await gateway.bridge.call(gateway.engine.tokenize, text)
+        tokens: tuple[int, ...] = await gateway.bridge.call(gateway.engine.tokenize, text, request.auth)
     return Tokenized(len(tokens), (await gateway.card()).context_length, tokens)
 
 
@@ -197,7 +200,7 @@ async def detokenize(request: AnyRequest) -> Detokenized:
     """Tells the text of tokens, special ones included."""
     gateway, body = gateway_of(request), await read(request, DetokenizeBody)
     gateway.check(body.model)
-    return Detokenized(await gateway.bridge.call(gateway.engine.detokenize, body.tokens))
+    return Detokenized(await gateway.bridge.call(gateway.engine.detokenize, body.tokens, request.auth))
 
 
 @get("/health", opt={OPEN: True, DOCUMENTED: Documentation(Health, others={503: Waiting})})

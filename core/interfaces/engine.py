@@ -252,6 +252,8 @@ class ClusterStatus:
 class Engine(Protocol):
     """Lives in trio: all of it is called from the trio thread.
 
+    `client` is as in GenerationRequest: what one asks to be turned into tokens holds up no other.
+
     The `param` of a RequestError is the field of GenerationRequest that is wrong, or of a Conversation its `tools` or
     `template_options`, or the argument of the method that was called.
     """
@@ -287,11 +289,11 @@ class Engine(Protocol):
         Raises NotReady before the model is open.
         """
 
-    async def tokenize(self, prompt: str | Conversation) -> tuple[int, ...]:
+    async def tokenize(self, prompt: str | Conversation, client: str = "") -> tuple[int, ...]:
         """The ids of a prompt, as a generation would have them. Raises NotReady or RequestError."""
 
-    async def prompt_end(self, conversation: Conversation) -> str:
+    async def prompt_end(self, conversation: Conversation, client: str = "") -> str:
         """The last characters of the prompt that a conversation becomes. Raises NotReady or RequestError."""
 
-    async def detokenize(self, tokens: tuple[int, ...]) -> str:
+    async def detokenize(self, tokens: tuple[int, ...], client: str = "") -> str:
         """The text of token ids, special tokens included. Raises NotReady or RequestError."""

@@ -49,6 +49,7 @@ from core.trust.addresses import is_loopback
 _REFUSALS: dict[str, type[CoreError]] = {
     ErrorCode.PROTOCOL_VERSION: ConfigError,
     ErrorCode.NOT_A_MEMBER: TrustError,
+    ErrorCode.SAME_KEY: TrustError,
 }
 """For good: it is of no use to come again."""
 MAX_HOPS = 16
@@ -117,7 +118,15 @@ class Connection:
     async def _be_refused(self, refusal: Error) -> None:
         if refusal.code == ErrorCode.NOT_A_MEMBER and self._node.membership is not None:
             await trio.to_thread.run_sync(self._node.membership.refused)
-        raise _REFUSALS.get(refusal.code, ProtocolError)("the coordinator refused this node", refusal.message)
+        hint = self._if_copied() if refusal.code == ErrorCode.SAME_KEY else ""
+        raise _REFUSALS.get(refusal.code, ProtocolError)("the coordinator refused this node", refusal.message, hint)
+
+    def _if_copied(self) -> str:
+        key = self._node.membership.key_file if self._node.membership is not None else "its key"
+        return (
+            f"if this disk is a copy of that machine's, move {key} away, and join with an invite of its own; if that is"
+            " this machine, end what runs there first"
+        )
 
     async def _tell_duty(self, told: str, scope: trio.CancelScope) -> None:
         """Keeps the coordinator informed; when the node leaves, the connection ends with `scope`."""

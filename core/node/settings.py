@@ -27,7 +27,6 @@ class NodeSettings:
     cluster_port: int = 7001
     device: str = "auto"
     hf_cache_dir: Path | None = None
-    work_dir: Path | None = None
     max_memory: int | None = None
     threads: int | None = None
     compiles: bool = False

@@ -121,6 +121,7 @@ class ErrorCode(StrEnum):
     NOT_A_NODE = "not_a_node"
     NOT_A_MEMBER = "not_a_member"
     REPLACED = "replaced"
+    SAME_KEY = "same_key"
     REMOVED = "removed"
     NOT_A_PEER = "not_a_peer"
     OTHER_HOP = "other_hop"

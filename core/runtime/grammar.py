@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ _KEPT = 64
 _BLANK = r"[ \n\r\t]{1,40}"
 """Between what JSON is made of. It ends: a model that is unsure likes to go on with blanks."""
 _MAX_SIBLINGS = 100
-"""Parts of a faulty schema that are looked at, at each depth, to say where the fault is."""
+_PLACE_SECONDS = 1.0
+"""Parts of a faulty schema that are looked at, at each depth, to say where the fault is; and for how long at most."""
 
 
 class Grammars:
@@ -94,8 +96,9 @@ class Grammars:
         root = schema if isinstance(schema, dict) else {}
         definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
         pointer, inside = "", schema
+        until = time.monotonic() + _PLACE_SECONDS
         while inside is not None:
-            parts = islice(_parts(inside), _MAX_SIBLINGS)
+            parts = takewhile(lambda _: time.monotonic() < until, islice(_parts(inside), _MAX_SIBLINGS))
             faulty = (
                 (place, part)
                 for place, part in parts

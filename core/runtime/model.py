@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 
-from core.errors import ConfigError
+from core.errors import CheckpointError, ConfigError
 from core.interfaces.architecture import Architecture, EmbedAndHead, LayerStack, ModelSpec, TensorSpec
 from core.interfaces.checkpoint import Checkpoint, Progress, Source
 from core.interfaces.dtypes import DType
@@ -90,12 +91,21 @@ class Model:
     @classmethod
     @contextmanager
     def open(cls, source: Source, plugins: PluginHost) -> Iterator[Model]:
-        """Raises CheckpointError or ConfigError: not a model, an unknown family, a tensor missing or misshapen."""
+        """Raises CheckpointError: not a model, an unknown family, a tensor missing or misshapen; ConfigError for a
+        revision of what has none."""
         checkpoint = plugins.open_checkpoint(source)
         try:
-            yield cls(checkpoint, plugins.architecture_of(checkpoint.config))
+            yield cls._of(checkpoint, plugins)
         finally:
             checkpoint.close()
+
+    @classmethod
+    def _of(cls, checkpoint: Checkpoint, plugins: PluginHost) -> Self:
+        """An architecture refuses a config; to whoever wants the model, that is a model which can't be read."""
+        try:
+            return cls(checkpoint, plugins.architecture_of(checkpoint.config))
+        except ConfigError as error:
+            raise CheckpointError(error.title, error.message, error.hint) from error
 
     def layer_bytes(self, layer: int, precision: Precision) -> int:
         """What one layer's weights hold on a node."""

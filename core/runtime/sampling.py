@@ -20,6 +20,9 @@ from core.errors import StageError
 from core.runtime import sample_cpu, sample_cuda
 from core.runtime.sampling_params import SamplingParams
 
+LARGEST = 1e30
+"""What logits become that a penalty takes beyond all numbers: large, and two of them still differ by a number."""
+
 
 class Constraint(Protocol):
     """What a session's tokens must be, beyond being likely."""
@@ -87,7 +90,7 @@ class _Penalties:
         scores = torch.where(scores < 0, scores * repetition, scores / repetition)
         scores -= self._params.frequency_penalty * counts
         scores -= self._params.presence_penalty * (counts > 0)
-        logits[ids] = scores
+        logits[ids] = scores.nan_to_num_(nan=0.0, posinf=LARGEST, neginf=-LARGEST)
 
 
 def choose(logits: Tensor, samplers: Sequence[Sampler], positions: Sequence[int]) -> list[int]:

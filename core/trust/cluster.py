@@ -6,6 +6,7 @@ import msgspec
 
 from core.errors import ConfigError
 from core.interfaces.transport import DEFAULT_TRANSPORT
+from core.trust.identity import FILE as KEY_FILE
 from core.trust.identity import Identity
 from core.trust.link import InviteLink
 from core.trust.state_dir import StateDir
@@ -37,6 +38,7 @@ class Membership:
     def __init__(self, state: StateDir, cluster: Cluster) -> None:
         self.cluster = cluster
         self.identity = Identity.open(state)
+        self.key_file = state.path / KEY_FILE
         self._state = state
 
     @classmethod

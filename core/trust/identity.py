@@ -25,15 +25,17 @@ from cryptography.x509.oid import NameOID
 
 from core.errors import ConfigError
 from core.interfaces.transport import Credentials
-from core.trust.machine import machine_mark
+from core.trust.machine import MachineMark
 from core.trust.state_dir import StateDir
 
 FILE = "identity.pem"
 _COPIED = "identity-of-another-machine.pem"
-_MACHINE = re.compile(rb"^machine: (\w*)$", re.MULTILINE)
+_MACHINE = re.compile(rb"^machine: (\w*(?: \w+)*)$", re.MULTILINE)
 _BEGINS = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _NEVER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 """RFC 5280, 4.1.2.5: a certificate without a well-defined end. Whoever pins it looks at its bytes, not its dates."""
+NOWHERE = MachineMark()
+"""That of a key without one, which may be anyone's."""
 _log = logging.getLogger(__name__)
 
 
@@ -73,15 +75,23 @@ class Identity:
         One that another machine made is set aside for a fresh one: two machines with one key would be taken for one.
         Raises ConfigError for a file that holds no identity.
         """
-        mark = machine_mark()
+        here = MachineMark.here()
         with state.lock():
             data = state.read(FILE)
-            if data is not None and _is_foreign(data, mark):
-                _log.warning("the key in %s was made on another machine: this one gets its own", state.path)
+            made_on = _mark_of(data or b"")
+            if data is not None and made_on.is_of_another_machine(here):
+                _log.warning(
+                    "the key in %s was made on another machine, whose disk was copied: this one gets its own, and"
+                    " needs an invite of its own",
+                    state.path,
+                )
                 state.write(_COPIED, data)
                 data = None
             if data is None:
-                data = cls.fresh().pem(mark)
+                data = cls.fresh().pem(here)
+                state.write(FILE, data)
+            elif not here.cards <= made_on.cards:
+                data = cls.from_pem(data, state.path / FILE).pem(made_on.with_cards_of(here))
                 state.write(FILE, data)
         return cls.from_pem(data, state.path / FILE)
 
@@ -98,8 +108,8 @@ class Identity:
             raise ConfigError(f"the key and the certificate in {path} don't belong together", "", "move it away")
         return cls(certificate.public_bytes(Encoding.DER), key)
 
-    def pem(self, mark: str) -> bytes:
-        """Key and certificate (RFC 7468), and the mark of the machine that they were made on."""
+    def pem(self, mark: MachineMark = NOWHERE) -> bytes:
+        """Key and certificate (RFC 7468), and the mark of the machine that they are of."""
         key = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         return f"machine: {mark}\n".encode() + key + ssl.DER_cert_to_PEM_cert(self.certificate).encode()
 
@@ -118,12 +128,11 @@ class Identity:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, FILE)
             file.touch(mode=0o600)
-            file.write_bytes(self.pem(""))
+            file.write_bytes(self.pem())
             context.load_cert_chain(file)
         return Credentials(self.certificate, context)
 
 
-def _is_foreign(data: bytes, mark: str) -> bool:
-    """A key without a mark, or a machine without one, may be anyone's."""
+def _mark_of(data: bytes) -> MachineMark:
     found = _MACHINE.search(data)
-    return bool(mark and found and found[1] and found[1].decode() != mark)
+    return MachineMark.parse(found[1].decode()) if found else NOWHERE

@@ -80,7 +80,7 @@ class GgufCheckpoint(Checkpoint):
         shapes = {name: at.shape for name, (_, at) in stored.items()}
         self._vocabulary = Vocabulary(header, first.name)
         self.config = read_config(metadata, self._vocabulary, shapes, _rope_factors(stored))
-        self.generation_config = read_generation_config(self._vocabulary)
+        self.generation_config = read_generation_config(metadata, self._vocabulary)
         self._stored = {hub_name(name): at for name, at in stored.items() if name != ROPE_FACTORS}
         self.tensors = {
             name: TensorInfo(at.shape, at.type.name, at.nbytes, part.name, at.start, _bits(at.type.name))

@@ -38,6 +38,15 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Keys of llama.cpp (src/llama-arch.cpp) that change what a model computes, each with what leaves it as it is here."""
 
+SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""How to draw from the model, as its makers advise: of llama.cpp's keys `general.sampling` those that core draws by."""
+
 _ENDS = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -92,6 +101,11 @@ class Metadata:
         """What it says; a list whose values are all the same says that value."""
         value = self._values.get(f"{self.architecture}.{key}")
         return value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
+
+    def sampling(self) -> dict[str, Any]:
+        """The advice on how to draw that it has, in the words of generation_config.json."""
+        said = {name: self._values.get(f"general.sampling.{key}") for key, name in SAMPLING.items()}
+        return {name: value for name, value in said.items() if value is not None}
 
     @property
     def parts(self) -> int:
@@ -151,8 +165,9 @@ def read_config(
     return config
 
 
-def read_generation_config(vocabulary: Vocabulary) -> dict[str, Any]:
+def read_generation_config(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
     return {
+        **metadata.sampling(),
         "bos_token_id": vocabulary.id_of("bos"),
         "eos_token_id": vocabulary.ends(),
         "pad_token_id": vocabulary.id_of("padding"),

@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from core import Checkpoint, CheckpointError, CheckpointFormat, FileInfo, Progress, Source, TensorInfo
+from core.errors import MissingFile
 from core_plugin_safetensors.files import Directory, Files
 from core_plugin_safetensors.header import damaged, read_json, read_local_header
 from core_plugin_safetensors.hub import HubFiles
@@ -24,6 +25,9 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8}
 
+ADAPTER = "adapter_config.json"
+GIT_ATTRIBUTES = ".gitattributes"
+"""It is in every repository of the hub."""
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
 
 BESIDE_WEIGHTS = frozenset(
@@ -63,13 +67,12 @@ class SafetensorsFormat(CheckpointFormat):
         path = source.path
         if path is None:
             return REPO_ID.fullmatch(source.model) is not None
-        return any((path / name).is_file() for name in (CONFIG, INDEX, SINGLE))
+        return any((path / name).is_file() for name in (CONFIG, INDEX, SINGLE, ADAPTER))
 
     def open(self, source: Source) -> Checkpoint:
         if source.path is not None:
             return SafetensorsCheckpoint(Directory(source.path), source.trust_remote_code)
-        files = HubFiles(source.model, CONFIG, source.revision, source.cache_dir)
-        return SafetensorsCheckpoint(files, source.trust_remote_code)
+        return SafetensorsCheckpoint(_on_hub(source), source.trust_remote_code)
 
 
 class SafetensorsCheckpoint(Checkpoint):
@@ -79,7 +82,7 @@ class SafetensorsCheckpoint(Checkpoint):
         self._layouts: dict[str, Mapping[str, TensorInfo]] = {}
         self.revision = files.commit
         if not files.has(CONFIG):
-            raise files.missing(CONFIG)
+            raise _no_config(files)
         self.config = read_json(files.path(CONFIG))
         require_readable(self.config, str(files))
         self.generation_config: Mapping[str, Any] = {}
@@ -196,6 +199,35 @@ def _weight_map(index: Mapping[str, Any]) -> dict[str, str]:
 
 def _is_file_name(value: object) -> bool:
     return isinstance(value, str) and PurePath(value).name == value
+
+
+def _on_hub(source: Source) -> HubFiles:
+    """Raises CheckpointError, if there is no config because the repository holds something else, with what that is."""
+    try:
+        return HubFiles(source.model, CONFIG, source.revision, source.cache_dir)
+    except MissingFile as missing:
+        raise _instead(source) or missing from None
+
+
+def _instead(source: Source) -> CheckpointError | None:
+    try:
+        files = HubFiles(source.model, GIT_ATTRIBUTES, source.revision, source.cache_dir)
+    except CheckpointError:
+        return None
+    return _no_config(files)
+
+
+def _no_config(files: Files) -> CheckpointError:
+    if files.has(ADAPTER):
+        base = read_json(files.path(ADAPTER)).get("base_model_name_or_path")
+        return CheckpointError(
+            f"{files} is a LoRA adapter",
+            f"it changes the weights of {base or 'another model'}, and has none of its own",
+            "merge it into that model (merge_and_unload of the library peft), save what comes out, and give its path",
+        )
+    if ggufs := [name for name in files.names() if name.endswith(".gguf")]:
+        return CheckpointError(f"{files} holds GGUF files", "", f"add the name of one of them: /{ggufs[0]}")
+    return files.missing(CONFIG)
 
 
 def _no_weights(files: Files) -> CheckpointError:

@@ -183,10 +183,14 @@ async def test_what_runs_on_a_node_that_leaves_moves_to_another(
 
 
 @pytest.mark.parametrize(
-    ("leaves", "told"), [(True, "node 'b' left: its user quit"), (False, "node 'b' is paused: its user quit")]
+    ("leaves", "told", "waited_for"),
+    [
+        (True, "node 'b' left: its user quit", "1 more node must join"),
+        (False, "node 'b' is paused: its user quit", "1 more node must join, or come back"),
+    ],
 )
 async def test_to_lose_an_idle_node_on_purpose_is_no_warning(
-    model: Path, caplog: pytest.LogCaptureFixture, leaves: bool, told: str
+    model: Path, caplog: pytest.LogCaptureFixture, leaves: bool, told: str, waited_for: str
 ) -> None:
     caplog.set_level(logging.INFO)
     with trio.fail_after(SECONDS):
@@ -195,7 +199,7 @@ async def test_to_lose_an_idle_node_on_purpose_is_no_warning(
             duty = cluster.duties["b"]
             (duty.leave if leaves else duty.pause)("its user quit")
             status = await cluster.until(lambda status: "must join" in status.detail)
-            assert status.detail == f"{told}; 1 more node must join"
+            assert status.detail == f"{told}; {waited_for}"
     assert f"route 1 ended: {told}" in caplog.messages
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -178,6 +180,42 @@ async def test_a_member_comes_again_by_its_key_alone_also_to_a_new_coordinator(m
         assert remembered is not None
         remembered.at(HERE, cluster.coordinator.node_port)
         await cluster.start_node("anna", machine=friend(cluster), membership=remembered)
+
+
+async def test_a_copy_of_a_members_disk_is_refused_while_it_is_there_and_told_what_to_do(
+    model: Path, state: StateDir
+) -> None:
+    async with open_to_friends(model, state) as cluster:
+        membership = invited(state)
+        copy = StateDir.open(state.path.parent / "copy")
+        anna = await cluster.start_node("anna", machine=friend(cluster), membership=membership)
+        shutil.copytree(next(state.path.parent.glob("friend-*")), copy.path)
+        copied = Membership.remembered(copy)
+        assert copied is not None
+        key_file = re.escape(str(copy.path / "identity.pem"))
+        with pytest.raises(TrustError, match=rf"connected, from 192\.168\.1\.9.*move {key_file} away, and join"):
+            await come(cluster, copied)
+        assert [node.node_id for node in cluster.coordinator.status().nodes] == [anna], "it is left in peace"
+        (copy.path / "identity.pem").unlink()
+        _, link = new_invite(state, HOUR)
+        await cluster.start_node(
+            "bert", machine=friend(cluster, "10.0.0.2"), membership=Membership.join(str(link), copy)
+        )
+        assert len(cluster.coordinator.status().nodes) == 2
+
+
+async def test_a_member_whose_old_connection_is_dead_but_not_yet_noticed_comes_again(
+    model: Path, state: StateDir
+) -> None:
+    async with open_to_friends(model, state) as cluster:
+        membership, machine = invited(state), friend(cluster)
+        anna = await cluster.start_node("anna", machine=machine, membership=membership)
+        machine.unplug()
+        cluster.stop_node("anna")
+        before = cluster.coordinator.status().nodes
+        assert len(before) == 1
+        await cluster.start_node("anna", machine=friend(cluster), membership=membership)
+        assert [node.node_id for node in (await cluster.ready()).nodes] == [anna]
 
 
 async def test_a_removed_member_is_turned_out_at_once_and_the_others_stay(

@@ -101,6 +101,18 @@ async def test_messages_keep_order_and_request_id(transport: MemoryTransport, au
                 assert (packet.message, packet.request_id) == (PeerLost(number, "x"), format(number, "x"))
 
 
+async def test_a_link_says_whether_its_peer_answers_now(transport: MemoryTransport, autojump_clock: MockClock) -> None:
+    async def silent(link: Link) -> None:
+        await trio.sleep_forever()
+
+    for other_end, answers in ((keep_receiving, True), (silent, False)):
+        async with linked(transport, other_end) as (link, _), trio.open_nursery() as nursery:
+            nursery.start_soon(keep_receiving, link)
+            with trio.fail_after(PATIENCE_SECONDS + 1):
+                assert await link.answers() is answers
+            nursery.cancel_scope.cancel()
+
+
 async def test_seq_counts_a_links_messages(transport: MemoryTransport, autojump_clock: MockClock) -> None:
     async with linked(transport, echo) as (link, _):
         with trio.fail_after(FOREVER):

@@ -352,6 +352,30 @@ def test_what_is_no_path_or_one_that_exists_is_no_model(model: str) -> None:
         PluginHost().open_checkpoint(Source(model))
 
 
+@pytest.mark.parametrize(
+    ("address", "named"),
+    [
+        ("https://huggingface.co/Qwen/Qwen2.5-1.5B-Instruct", "--model Qwen/Qwen2.5-1.5B-Instruct"),
+        ("https://huggingface.co/org/tiny/tree/main?x=1", "--model org/tiny"),
+        ("https://mirror.example/org/tiny/tree/v1.0", "--model org/tiny --revision v1.0"),
+        ("https://huggingface.co/org/t/blob/main/deep/q4.gguf", "--model org/t/deep/q4.gguf"),
+        ("http://localhost:80/org/t/resolve/main/q4.gguf?download=true", "--model org/t/q4.gguf"),
+        ("hf.co/org/tiny-GGUF:Q4_K_M", "--model org/tiny-GGUF"),
+    ],
+)
+def test_the_address_of_a_page_is_answered_with_the_name(address: str, named: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        PluginHost.installed().open_checkpoint(Source(address))
+    assert caught.value.title == f"{address} is an address"
+    assert caught.value.hint == f"give {named}"
+
+
+@pytest.mark.parametrize("model", ["llama3", "qwen2.5:7b"])
+def test_a_name_of_ollamas_is_answered_with_how_names_look(model: str) -> None:
+    with pytest.raises(CheckpointError, match=r"OWNER/NAME as in Qwen/Qwen2\.5-1\.5B-Instruct \(names of Ollama's"):
+        PluginHost.installed().open_checkpoint(Source(model))
+
+
 def test_an_architecture_is_found_by_any_of_its_model_types() -> None:
     host = PluginHost()
     host.register(plugin(core_architectures=[Family]), "good")

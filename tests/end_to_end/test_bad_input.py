@@ -92,6 +92,11 @@ def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
     check_refused(serve(tmp_path), FAILED, str(tmp_path))
 
 
+def test_a_directory_of_a_lora_adapter(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    check_refused(serve(tmp_path), FAILED, "LoRA adapter", "org/base", "merge")
+
+
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "notes.gguf").write_text("milk, bread")
     check_refused(serve(tmp_path / "notes.gguf"), FAILED, "notes.gguf")
@@ -121,7 +126,7 @@ def test_a_truncated_file_is_named(damaged: Damaged) -> None:
 
 
 def test_an_unknown_architecture_is_refused_with_those_that_there_are(damaged: Damaged) -> None:
-    check_refused(serve(damaged(change_config)), USAGE, "wishful", "llama", "qwen2")
+    check_refused(serve(damaged(change_config)), FAILED, "wishful", "llama", "qwen2")
 
 
 @pytest.mark.parametrize("option", ["--node-port", "--api-port"])
@@ -166,6 +171,6 @@ def test_a_node_refuses_a_device_that_is_not_there() -> None:
     check_refused(core("node", "--device", "abacus", *QUIET), USAGE, "abacus", "cpu")
 
 
-def test_an_option_that_does_nothing_yet_says_so(tmp_path: Path) -> None:
-    done = core("node", "--device", "abacus", "--work-dir", str(tmp_path))
-    assert "--work-dir is reserved" in done.stderr
+def test_a_work_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    check_refused(core("node", "--work-dir", str(tmp_path / "file"), *QUIET), USAGE, "--work-dir", "file")

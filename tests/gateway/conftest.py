@@ -128,19 +128,19 @@ class FakeEngine:
         self.rebalanced += 1
         return "plan 2 is being loaded"
 
-    async def tokenize(self, prompt: str | Conversation) -> tuple[int, ...]:
+    async def tokenize(self, prompt: str | Conversation, client: str = "") -> tuple[int, ...]:
         """A token is a byte."""
         if isinstance(prompt, str):
             return tuple(prompt.encode())
         return tuple("".join(message["content"] for message in prompt.messages).encode())
 
-    async def prompt_end(self, conversation: Conversation) -> str:
+    async def prompt_end(self, conversation: Conversation, client: str = "") -> str:
         """As the template of a model that thinks may end it, which is told not to by an option or a message."""
         thinks = conversation.template_options.get("enable_thinking", True)
         silenced = any("/no_think" in message["content"] for message in conversation.messages)
         return self.opened if thinks and not silenced else "<think>\n\n</think>\n\n"
 
-    async def detokenize(self, tokens: tuple[int, ...]) -> str:
+    async def detokenize(self, tokens: tuple[int, ...], client: str = "") -> str:
         if any(token > 255 for token in tokens):
             raise RequestError("a token is unknown", param="tokens")
         return bytes(tokens).decode(errors="replace")

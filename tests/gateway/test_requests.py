@@ -156,6 +156,20 @@ def test_an_answer_may_be_handed_back_as_clients_have_parsed_it() -> None:
     assert told.messages[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
 
 
+def test_what_other_servers_add_to_an_answer_may_be_handed_back() -> None:
+    said = {
+        "role": "assistant",
+        "content": "Paris.",
+        "reasoning": "France, then.",
+        "reasoning_details": [{"type": "reasoning.text", "text": "France, then."}],
+        "thinking_blocks": None,
+        "provider_specific_fields": {"refusal": None},
+    }
+    told = chat(messages=[USER, said, USER]).prompt
+    assert isinstance(told, Conversation)
+    assert told.messages[1] == {"role": "assistant", "content": "Paris.", "reasoning_content": "France, then."}
+
+
 def test_a_part_that_is_no_text_is_refused_as_such() -> None:
     parts = [{"type": "image_url", "image_url": {"url": "x"}}]
     with pytest.raises(RequestError, match="only text is read here") as caught:

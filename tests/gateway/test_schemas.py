@@ -10,7 +10,10 @@ from llguidance import LLMatcher, LLTokenizer
 
 from core.errors import RequestError
 from core.gateway.dialects import schemas
-from core.gateway.dialects.schemas import enforced, enforced_arguments
+from core.gateway.dialects.forms import HERMES
+from core.gateway.dialects.grammars import Function, calls_only
+from core.gateway.dialects.schemas import MAX_PARTS, enforced, enforced_arguments
+from core.gateway.dialects.thinking import Thinking
 
 TOKENIZER = LLTokenizer("byte")
 S = {"type": "string"}
@@ -138,6 +141,35 @@ def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
     with pytest.raises(RequestError) as caught:
         enforced(schema)
     assert caught.value.param == "grammar"
+
+
+@pytest.mark.parametrize("name", ["many parts", "many names of one part", "many references", "composed, deep"])
+def test_a_schema_that_would_hold_up_everybody_is_refused_at_once(name: str) -> None:
+    part: Any = {"properties": {f"p{i}": {"type": "string"} for i in range(300)}}
+    deep: Any = part
+    for _ in range(200):
+        deep = {"allOf": [deep]}
+    schemas: dict[str, Any] = {
+        "many parts": {"properties": {str(i): {} for i in range(MAX_PARTS)}},
+        "many names of one part": {"x": [part], "allOf": [{"$ref": f"#/x/{'0' * i}"} for i in range(1, 400)]},
+        "many references": {"allOf": [{"$ref": f"#/allOf/{i}"} for i in range(MAX_PARTS // 2)]},
+        "composed, deep": deep,
+    }
+    with pytest.raises(RequestError, match="too large"):
+        enforced(schemas[name])
+
+
+def test_the_parts_of_all_functions_count_together() -> None:
+    parameters = {"properties": {str(i): {} for i in range(MAX_PARTS // 8)}}
+    functions = [Function(f"f{i}", parameters=parameters) for i in range(3)]
+    assert calls_only(HERMES, functions[:2], Thinking.NONE, one=True)
+    with pytest.raises(RequestError, match="too large"):
+        calls_only(HERMES, functions, Thinking.NONE, one=True)
+
+
+def test_an_anchor_is_no_reference_to_the_root() -> None:
+    schema = {"properties": {"a": {"type": "string"}}, "allOf": [{"$ref": "#elsewhere"}]}
+    assert enforced(schema)["allOf"] == [{"$ref": "#elsewhere"}]
 
 
 def test_references_that_go_round_come_to_an_end() -> None:

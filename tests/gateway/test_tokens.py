@@ -32,7 +32,7 @@ async def test_messages_reach_the_engine_as_a_conversation(
 ) -> None:
     asked: list[Any] = []
 
-    async def tokenize(prompt: str | Conversation) -> tuple[int, ...]:
+    async def tokenize(prompt: str | Conversation, client: str) -> tuple[int, ...]:
         asked.append(prompt)
         return ()
 

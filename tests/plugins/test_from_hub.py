@@ -49,6 +49,20 @@ def point_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
 
 
+def test_what_a_repository_holds_instead_of_a_model_is_said(hub: LoopbackHub, tmp_path: Path) -> None:
+    root = tmp_path / "hub/org"
+    for name in ("adapter", "quantized", "notes"):
+        (root / name).mkdir(exist_ok=True)
+        (root / name / ".gitattributes").touch()
+    (root / "adapter/adapter_config.json").write_text('{"base_model_name_or_path": "org/single"}')
+    with pytest.raises(CheckpointError, match=r"org/adapter is a LoRA adapter.*of org/single.*merge_and_unload"):
+        opened("org/adapter", tmp_path)
+    with pytest.raises(CheckpointError, match=r"org/quantized holds GGUF files \(add .*: /deep/tiny\.gguf"):
+        opened("org/quantized", tmp_path)
+    with pytest.raises(CheckpointError, match=r"org/notes has no config\.json"):
+        opened("org/notes", tmp_path)
+
+
 @pytest.fixture
 def cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     point_at("http://127.0.0.1:9", monkeypatch)

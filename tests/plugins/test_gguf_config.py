@@ -13,6 +13,7 @@ import pytest
 from core_plugin_gguf.checkpoint import GgufFormat
 
 from core import Checkpoint, CheckpointError, Source
+from core.runtime.sampling_params import advised
 from core.testing.checkpoints import tiny_checkpoint, write_gguf
 
 
@@ -43,6 +44,18 @@ def rewritten(file: Path, change: Callable[[gguf.GGUFWriter], None], directory: 
     writer.write_tensors_to_file()
     writer.close()
     return directory / "rewritten.gguf"
+
+
+def test_the_makers_advice_on_how_to_draw_is_read(tiny: Path, tmp_path: Path) -> None:
+    def advise(writer: gguf.GGUFWriter) -> None:
+        writer.add_float32("general.sampling.temp", 0.5)
+        writer.add_int32("general.sampling.top_k", 20)
+        writer.add_float32("general.sampling.penalty_repeat", 1.25)
+        writer.add_int32("general.sampling.mirostat", 0)
+
+    advice = advised(opened(rewritten(tiny, advise, tmp_path)).generation_config)
+    assert advice == {"temperature": 0.5, "top_k": 20, "repetition_penalty": 1.25}
+    assert advised(opened(tiny).generation_config) == {}
 
 
 @pytest.mark.parametrize(

@@ -292,6 +292,17 @@ def test_finite_logits_whose_sum_overflows_are_finite() -> None:
     assert finite_rows(torch.full((1, 4), 3e38)) == [True]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("penalty", [1e-300, 1e-38, 10.0])
+def test_a_penalty_beyond_all_numbers_leaves_something_to_draw(penalty: float, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, repetition_penalty=penalty, frequency_penalty=-2.0, seed=1)
+    sampler = Sampler(params, prompt=[0, 1, 2, 3])
+    logits = torch.tensor([[0.0, 3.0, -3.0, 1e-30, 1.0]])
+    assert 0 <= choose(logits, [sampler], [0])[0] < 5
+    sampler.accept(1)
+    assert 0 <= choose(logits, [sampler], [1])[0] < 5
+
+
 @pytest.mark.parametrize(
     ("said", "meant"),
     [

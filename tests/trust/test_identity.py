@@ -6,13 +6,14 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from core.errors import ConfigError, TrustError
-from core.trust import identity as identities
 from core.trust import machine
 from core.trust.identity import Identity, short_id
+from core.trust.machine import MachineMark
 from core.trust.proof import new_nonce, signature, verified
 from core.trust.state_dir import ENVIRONMENT, StateDir
 
@@ -20,7 +21,8 @@ unix = pytest.mark.skipif(sys.platform == "win32", reason="permissions of its ow
 
 
 def on_machine(monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
-    monkeypatch.setattr(identities, "machine_mark", lambda: mark)
+    """`mark`: the system's id, and the cards."""
+    monkeypatch.setattr(MachineMark, "here", lambda: MachineMark.parse(mark))
 
 
 def test_a_state_directory_has_one_identity(state: StateDir) -> None:
@@ -83,8 +85,28 @@ def test_a_file_where_the_directory_should_be_is_an_error(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("made_on", "opened_on", "kept"),
-    [("a", "a", True), ("a", "b", False), ("", "b", True), ("a", "", True)],
-    ids=["the same", "another", "made without a mark", "opened without one"],
+    [
+        ("a", "a", True),
+        ("a", "b", False),
+        ("", "b", True),
+        ("a", "", True),
+        ("a 1 2", "a 2 3", True),
+        ("a 1 2", "a 3", False),
+        ("a 1", "a", True),
+        ("a", "a 1", True),
+        (" 1", " 2", False),
+    ],
+    ids=[
+        "the same",
+        "another",
+        "made without a mark",
+        "opened without one",
+        "another card beside",
+        "the disk's id and other cards",
+        "no card any more",
+        "a card for the first time",
+        "cards alone",
+    ],
 )
 def test_a_copied_state_directory_gets_a_fresh_identity(
     state: StateDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_on: str, opened_on: str, kept: bool
@@ -116,28 +138,46 @@ def test_a_damaged_key_is_an_error_that_names_the_file(state: StateDir) -> None:
 
 
 def test_key_and_certificate_of_different_origin_are_an_error(state: StateDir) -> None:
-    key = Identity.fresh().pem("").split(b"-----BEGIN CERTIFICATE")[0]
-    certificate = Identity.fresh().pem("").partition(b"-----BEGIN CERTIFICATE")
+    key = Identity.fresh().pem().split(b"-----BEGIN CERTIFICATE")[0]
+    certificate = Identity.fresh().pem().partition(b"-----BEGIN CERTIFICATE")
     state.write("identity.pem", key + certificate[1] + certificate[2])
     with pytest.raises(ConfigError, match="belong together"):
         Identity.open(state)
 
 
-def test_the_mark_is_of_the_system_or_of_the_network_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_may_change_its_cards_one_after_another(state: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    fingerprints = set()
+    for mark in ("a 1", "a 1 2", "a 2", "a 2 3", "a 3"):
+        on_machine(monkeypatch, mark)
+        fingerprints.add(Identity.open(state).fingerprint)
+    assert len(fingerprints) == 1
+
+
+def test_the_mark_is_of_the_system_and_of_the_network_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "machine-id"
     monkeypatch.setattr(machine, "_MACHINE_ID_FILES", (tmp_path / "none", file))
-    monkeypatch.setattr(machine.uuid, "getnode", lambda: 0x00163E112233)
-    by_card = machine.machine_mark()
+    cards = {name: [card(address)] for name, address in ADDRESSES.items()}
+    monkeypatch.setattr(machine.psutil, "net_if_addrs", lambda: cards)
+    without = MachineMark.here()
+    assert (without.system, len(without.cards)) == ("", 1), "makers gave one of them"
     file.write_text("0123456789abcdef\n")
-    by_system = machine.machine_mark()
-    assert by_card and by_system and by_card != by_system
-    assert "0123456789abcdef" not in by_system
+    here = MachineMark.here()
+    assert here.cards == without.cards
+    assert here.system
+    assert MachineMark.parse(str(here)) == here
+    assert not {"0123456789abcdef", "00163e112233"} & set(str(here).split())
 
 
-def test_a_container_without_an_id_of_its_own_has_no_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_MACHINE_ID_FILES", (tmp_path / "none",))
-    monkeypatch.setattr(machine.uuid, "getnode", lambda: 0x0242AC110002)
-    assert machine.machine_mark() == ""
+ADDRESSES = {
+    "eth0": "00:16:3e:11:22:33",
+    "lo": "00:00:00:00:00:00",
+    "docker0": "02:42:ac:11:00:02",
+    "wlan0": "da-a1-19-00-00-01",
+}
+
+
+def card(address: str) -> SimpleNamespace:
+    return SimpleNamespace(family=machine._LINK, address=address)
 
 
 def test_a_proof_holds_for_what_it_was_made_for_and_nothing_else() -> None:

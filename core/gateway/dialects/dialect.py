@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from core.errors import RequestError
@@ -102,9 +103,8 @@ class Dialect:
         if not isinstance(request.prompt, Conversation):
             return request
         marked = self._form is not None or self.thinking is not Thinking.NONE
-        with naming_fields(self.names):
-            grammar = self._held_to()
-        return replace(request, prompt=self.told(request.prompt), grammar=grammar, special_tokens=marked)
+        prompt, grammar = self.told(request.prompt), self._grammar
+        return replace(request, prompt=prompt, grammar=grammar, special_tokens=marked)
 
     def told(self, conversation: Conversation) -> Conversation:
         """The conversation with the functions on offer, and what else the template is told."""
@@ -121,6 +121,11 @@ class Dialect:
             names = [function.name for function in self._wishes.functions]
             calls = CallReader(self._form, names, one=self._one, forced=self._wishes.required)
         return Reader(thoughts, calls)
+
+    @cached_property
+    def _grammar(self) -> Grammar | None:
+        with naming_fields(self.names):
+            return self._held_to()
 
     def _held_to(self) -> Grammar | None:
         wishes, form, thinking = self._wishes, self._form, self.thinking

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.gateway.dialects.forms import Form
-from core.gateway.dialects.schemas import enforced, enforced_arguments
+from core.gateway.dialects.schemas import PartCount, enforced, enforced_arguments
 from core.gateway.dialects.thinking import CLOSE, OPEN, Thinking
 from core.interfaces.engine import Grammar
 
@@ -114,7 +114,8 @@ class _Calls:
 
     def __init__(self, form: Form, functions: Sequence[Function]) -> None:
         self._form = form
-        self.schemas = [NamedSchema(each.schema_name, enforced_arguments(each.parameters)) for each in functions]
+        parts = PartCount()
+        self.schemas = [NamedSchema(each.schema_name, enforced_arguments(each.parameters, parts)) for each in functions]
         names = [f"call_{i}" for i in range(len(functions))]
         calls = zip(names, functions, self.schemas, strict=True)
         self.rules = [

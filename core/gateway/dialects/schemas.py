@@ -17,6 +17,10 @@ _INT64 = 2**63
 _LOWEST = -(_INT64 - 4096)
 """Lower ones don't keep apart from the end of int64 as floats."""
 _MAX_COUNT = 2**32 - 1
+MAX_PARTS = 50_000
+"""Of the schemas of one request, each time that one is looked at: while they are gone through all wait."""
+_MAX_POINTER = 1024
+"""Letters. What a longer reference points to is left to who enforces the schema."""
 _ANY: tuple[Any, ...] = (True, {})
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -24,41 +28,64 @@ _SCHEMAS = ("items", "additionalItems", "additionalProperties", "contains", "not
 _BRANCHES = ("allOf", "anyOf", "oneOf")
 
 
-def enforced(schema: Mapping[str, Any]) -> dict[str, Any]:
+class PartCount:
+    """How many parts the schemas of one request may still have. What is looked at several times counts each time."""
+
+    def __init__(self) -> None:
+        self._left = MAX_PARTS
+
+    def note(self, parts: int = 1) -> None:
+        """Raises RequestError for one that is too many."""
+        self._left -= parts
+        if self._left < 0:
+            raise RequestError(
+                "the JSON schemas of this request are too large",
+                f"they have more than {MAX_PARTS // 3} parts, or refer to them again and again",
+                "make them smaller",
+                param="grammar",
+            )
+
+
+def enforced(schema: Mapping[str, Any], parts: PartCount | None = None) -> dict[str, Any]:
     """What a text is held to that shall fit `schema`.
 
     An object whose `properties` are told has no others, unless `additionalProperties` says so: else a small model goes
     on with more and more of them. Where several schemas describe one object together, it has the properties of all.
-    Raises RequestError for a schema that is nested too deeply.
+    Raises RequestError for a schema that is nested too deeply, or has more parts than are left to its request.
     """
     try:
-        return _Closing(schema).whole()
+        return _Closing(schema, parts or PartCount()).whole()
     except RecursionError as error:
         raise RequestError("a JSON schema is nested too deeply", hint="make it flatter", param="grammar") from error
 
 
-def enforced_arguments(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+def enforced_arguments(parameters: Mapping[str, Any] | None, parts: PartCount | None = None) -> dict[str, Any]:
     """What the arguments of a call are held to: an object, whatever else the schema would allow."""
     given: Mapping[str, Any] = {"properties": {}} if parameters is None else parameters
-    return {**enforced(given), "type": "object"}
+    return {**enforced(given, parts), "type": "object"}
 
 
 class _Closing:
-    def __init__(self, root: Mapping[str, Any]) -> None:
+    def __init__(self, root: Mapping[str, Any], parts: PartCount) -> None:
         self._root = root
+        self._parts = parts
         self._left_open: dict[str, str] = {}
         """The names of copies that something else closes, by the references to what they are copied from."""
+        self._to_copy: list[tuple[str, str]] = []
+        self._numbers = count()
 
     def whole(self) -> dict[str, Any]:
         closed: dict[str, Any] = self._schema(self._root)
         copies: dict[str, Any] = {}
-        while missing := {name: pointer for pointer, name in self._left_open.items() if name not in copies}:
-            copies |= {name: self._schema(self._at(pointer), closes=False) for name, pointer in missing.items()}
+        while self._to_copy:
+            name, pointer = self._to_copy.pop()
+            copies[name] = self._schema(self._at(pointer), closes=False)
         defined = closed.get("$defs")
         return {**closed, "$defs": {**(defined if isinstance(defined, dict) else {}), **copies}} if copies else closed
 
     def _schema(self, schema: Any, *, closes: bool = True) -> Any:
         """`schema` closed, or with `closes` false as a part of one that is closed elsewhere."""
+        self._parts.note()
         if not isinstance(schema, Mapping):
             return schema
         kept = {key: value for key, value in schema.items() if not _asks_for_nothing(key, value, schema)}
@@ -89,17 +116,24 @@ class _Closing:
     def _reference_left_open(self, pointer: Any) -> Any:
         if not isinstance(pointer, str) or self._at(pointer) is None:
             return pointer
+        if pointer not in self._left_open:
+            self._left_open[pointer] = self._free_name()
+            self._to_copy.append((self._left_open[pointer], pointer))
+        return f"#/$defs/{self._left_open[pointer]}"
+
+    def _free_name(self) -> str:
         defined = self._root.get("$defs")
-        taken = {*self._left_open.values(), *(defined if isinstance(defined, Mapping) else ())}
-        free = next(name for i in count() if (name := f"open-{i}") not in taken)
-        return f"#/$defs/{self._left_open.setdefault(pointer, free)}"
+        taken = defined if isinstance(defined, Mapping) else {}
+        return next(name for i in self._numbers if (name := f"open-{i}") not in taken)
 
     def _names(self, schema: Any, seen: set[str]) -> tuple[dict[str, None], bool]:
         """The properties that a schema and its branches tell, and whether one of them says that there may be more."""
+        self._parts.note()
         if not isinstance(schema, Mapping):
             return {}, False
         own = schema.get("properties")
         names: dict[str, None] = dict.fromkeys(own if isinstance(own, Mapping) else ())
+        self._parts.note(len(names))
         is_open = schema.get("additionalProperties", False) is not False
         for branch in self._branches(schema, seen):
             more, branch_is_open = self._names(branch, seen)
@@ -117,7 +151,9 @@ class _Closing:
 
     def _at(self, pointer: str) -> Any:
         """What a reference within the schema points to (RFC 6901), or None."""
-        found: Any = self._root if pointer.startswith("#") else None
+        if len(pointer) > _MAX_POINTER or not f"{pointer}/".startswith("#/"):
+            return None
+        found: Any = self._root
         for part in pointer[1:].split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
             match found:

@@ -78,16 +78,25 @@ class ToolCall(Struct, forbid_unknown_fields=True, tag_field="type", tag="functi
 class AssistantMessage(_Message, tag="assistant"):
     """What the model said before; a `refusal` is told like `content`, either of which may be null or absent.
 
-    Whether the model is told what it thought, `reasoning_content`, is up to its chat template. An answer may be handed
-    back whole: what a client has `parsed` it as, and its `annotations`, change nothing.
+    Whether the model is told what it thought, `reasoning_content` (`reasoning` to other servers), is up to its chat
+    template. An answer may be handed back whole: what a client has `parsed` it as, its `annotations`, and what other
+    servers and libraries add to it, change nothing.
     """
 
     content: Said | None = None
     tool_calls: Sequence[ToolCall] = ()
     reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: str | None = None
     parsed: Any = None
     annotations: list[Any] | None = None
+    reasoning_details: Any = None
+    thinking_blocks: Any = None
+    provider_specific_fields: Any = None
+
+    @property
+    def thoughts(self) -> str | None:
+        return self.reasoning_content or self.reasoning
 
 
 class ToolMessage(_Message, tag="tool"):
@@ -160,7 +169,7 @@ def _render(message: Message) -> dict[str, Any]:
     match message:
         case ToolMessage(tool_call_id=call_id):
             rendered["tool_call_id"] = call_id
-        case AssistantMessage(tool_calls=calls, reasoning_content=thoughts, refusal=refusal):
+        case AssistantMessage(tool_calls=calls, thoughts=thoughts, refusal=refusal):
             rendered["content"] = "\n".join(filter(None, (rendered["content"], refusal)))
             if calls:
                 rendered["tool_calls"] = [
