@@ -102,6 +102,8 @@ class Hop:
 
     def _ready(self, loaded: Loaded) -> None:
         self.stage, self.state = loaded.stage, "ready"
+        if loaded.stage is not None:
+            loaded.stage.caches.bound(self._node.keeper.caches, loaded.kv_token_bytes)
         self._times = HopTimes(self._node, loaded.costs, loaded.width)
         self._state_changed()
 
