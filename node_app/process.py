@@ -15,6 +15,7 @@ import trio
 
 from core import __version__
 from core.errors import CoreError, sole_error
+from core.port_limits import raise_open_files
 from node_app import desktop
 from node_app.app import App
 from node_app.node_runner import QUIT_SECONDS
@@ -47,6 +48,7 @@ class Process:
 
         The page opens for a `welcome`, where nothing is joined and where there is a notice; not where it is headless.
         """
+        raise_open_files()
         self._heed_signals()
         self._thread.start()
         self._started.wait()
