@@ -66,7 +66,9 @@ ROOMS = {
     "cli": Room(ANY, ANY),
     "testing": Room(ANY, ANY),
 }
-APP = Room.of("core discovery errors node one_line plugins port_limits trust", "filelock h11 msgspec platformdirs psutil trio")
+APP = Room.of(
+    "core discovery errors node one_line plugins port_limits trust", "filelock h11 msgspec platformdirs psutil trio"
+)
 APP_FILES = {"pictures.py": Room.of("", "PIL"), "tray.py": Room.of("", "pystray"), "gpu.py": Room.of("", "pynvml")}
 PLUGIN_SURFACE = {"core", "core.blocks", "core.hub", "core.tcp", "core.errors"}
 SINGLE_HOMES = {

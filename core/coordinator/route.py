@@ -12,9 +12,9 @@ import trio
 
 from core.coordinator.hop import Hop
 from core.coordinator.members import Member
-from core.errors import ChannelClosed, CoreError, ProtocolError, RouteError, StageError
+from core.errors import ChannelClosed, CoreError, ProtocolError, RouteError, StageError, WrongAnswer
 from core.protocol.codec import Packet
-from core.protocol.fields import Segment, Tensor
+from core.protocol.fields import Segment, Tensor, clipped
 from core.protocol.messages import (
     CacheCommand,
     HiddenState,
@@ -42,6 +42,7 @@ class Ticket:
 
     segments: Sequence[Segment]
     width: int
+    dtype: str
     reached: int = 0
     done: trio.Event = field(default_factory=trio.Event)
     result: HiddenState | None = None
@@ -64,7 +65,8 @@ class Ticket:
     def unlike(self, hidden: Tensor, *, answers: bool) -> str:
         """What the hidden states of this batch are not, if `hidden` has another shape: its rows, or those it wants."""
         rows = sum(segment.outputs if answers else segment.rows for segment in self.segments)
-        return "" if (hidden.rows, hidden.width) == (rows, self.width) else f"{rows} x {self.width}"
+        same = (hidden.rows, hidden.width, hidden.dtype) == (rows, self.width, self.dtype)
+        return "" if same else f"{rows} x {self.width} in {self.dtype}"
 
 
 class Route:
@@ -79,6 +81,8 @@ class Route:
         """Whether its members hold layers for it alone, so that they have all the KV memory which they will have."""
         self.is_doubted = False
         """Whether a session failed on it, which may be the doing of one of its nodes: it is to be proven again."""
+        self.on_wrong_answer: Callable[[WrongAnswer], None] = lambda _: None
+        """Told when a batch of a session was answered so."""
         self._in_flight: dict[str, Ticket] = {}
         self._entering: set[trio.CancelScope] = set()
         self._ids = itertools.count(1)
@@ -220,7 +224,10 @@ class Route:
         self.fail(hop.failed(f"the link of node {hop.member.node_id!r} to a neighbour was lost", reason))
 
     def _register(self, batch: Run) -> tuple[str, Ticket]:
-        request_id, ticket = format(next(self._ids), "x"), Ticket(batch.segments, batch.hidden.width)
+        request_id, ticket = (
+            format(next(self._ids), "x"),
+            Ticket(batch.segments, batch.hidden.width, batch.hidden.dtype),
+        )
         self._in_flight[request_id] = ticket
         return request_id, ticket
 
@@ -288,9 +295,9 @@ class Route:
         return self._in_flight.pop(packet.request_id)
 
 
-def _misshapen(hop: Hop, hidden: Tensor, wanted: str) -> StageError:
-    node_id, shape = hop.member.node_id, f"{hidden.rows} x {hidden.width}"
-    return StageError(f"node {node_id!r} made hidden states of {shape}", f"not {wanted}", node=node_id)
+def _misshapen(hop: Hop, hidden: Tensor, wanted: str) -> WrongAnswer:
+    node_id, shape = hop.member.node_id, f"{hidden.rows} x {hidden.width} in {clipped(hidden.dtype)[:64]}"
+    return WrongAnswer(f"node {node_id!r} made hidden states of {shape}", f"not {wanted}", node=node_id)
 
 
 def _stage_error(hop: Hop, message: InferenceError) -> StageError:

@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
+from functools import partial
 
 import trio
 
@@ -249,6 +250,7 @@ class Supervisor:
 
     def _open(self, route: Route, plan: Plan, nursery: trio.Nursery) -> None:
         self._routes.wires.note_relayed(route)
+        route.on_wrong_answer = partial(self._suspicion.wrong_answer, route)
         service = self._make_service(route)
         if route.epoch > 1:
             self._improvement.rest()

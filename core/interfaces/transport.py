@@ -19,7 +19,6 @@ DEFAULT_TRANSPORT = "trio-websocket"
 """What machines reach each other by if nobody says otherwise, and what an invite that names none stands for."""
 MIN_MESSAGE_BYTES = 512 * 1024
 """Bytes that every transport moves in one message: core sends none that is larger."""
-
 GREETING_BYTES = 64 * 1024
 """The largest message that is taken from a peer before it has proven who it is."""
 
