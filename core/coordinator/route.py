@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import msgspec
 import trio
 
-from core.coordinator.hop import Hop
+from core.coordinator.hop import DIRECT, Hop
 from core.coordinator.members import Member
 from core.errors import ChannelClosed, CoreError, ProtocolError, RouteError, StageError, WrongAnswer
 from core.protocol.codec import Packet
@@ -27,6 +29,8 @@ STALL_SECONDS = 120.0
 """A route is given up if a batch whose turn it is does not come out for so long."""
 SKIPPED_SECONDS = 10.0
 """The same for a batch that a later one has overtaken: hops keep the order."""
+_MAX_COMMANDS = 4096
+"""How many cache commands a hop may owe the next one."""
 _IN_TIME = f"within {STALL_SECONDS:g} s"
 VERDICT_SECONDS = 1.5
 """Whoever died is seen to be gone from here as well, at once or a heartbeat later than from its neighbour."""
@@ -83,6 +87,8 @@ class Route:
         """Whether a session failed on it, which may be the doing of one of its nodes: it is to be proven again."""
         self.on_wrong_answer: Callable[[WrongAnswer], None] = lambda _: None
         """Told when a batch of a session was answered so."""
+        self._to_relay = {hop.number: deque[CacheCommand](maxlen=_MAX_COMMANDS) for hop in self.hops[1:]}
+        """The cache commands that did not reach a hop yet, if they come by the coordinator."""
         self._in_flight: dict[str, Ticket] = {}
         self._entering: set[trio.CancelScope] = set()
         self._ids = itertools.count(1)
@@ -158,6 +164,9 @@ class Route:
     async def command(self, command: CacheCommand) -> None:
         """Has every hop do something with its caches, in turn with the batches. On a broken route it does nothing."""
         if self.failure is None:
+            for hop in self.hops[1:]:
+                if hop.link != DIRECT:
+                    self._to_relay[hop.number].append(command)
             with self._until_broken():
                 try:
                     await self.hops[0].member.link.send(command)
@@ -211,7 +220,7 @@ class Route:
                 else:
                     ticket.succeed(message)
         elif isinstance(message, CacheCommand):
-            await self._relay(self.hops[index + 1], packet)
+            await self._relay_command(self.hops[index + 1], packet, message)
         elif isinstance(message, Run):
             await self._relay_batch(index + 1, packet, message)
         else:
@@ -273,6 +282,13 @@ class Route:
             return
         ticket.reached = place
         await self._relay(self.hops[place], packet)
+
+    async def _relay_command(self, hop: Hop, packet: Packet, command: CacheCommand) -> None:
+        """The very one that was given to the hop before: sessions are the coordinator's to copy and to clear."""
+        owed = self._to_relay[hop.number]
+        if not owed or command != msgspec.structs.replace(owed.popleft(), hop=hop.number):
+            raise ProtocolError(f"a {command.TYPE} came for the hop {hop.number} that nobody was given")
+        await self._relay(hop, packet)
 
     async def _relay(self, hop: Hop, packet: Packet) -> None:
         try:

@@ -45,7 +45,7 @@ class Suspicion:
         self._ended = [*recent, (now, nodes, points)]
 
     def wrong_answer(self, route: Route, error: WrongAnswer) -> None:
-        """Once it may be a bit that flipped. The second time in ten minutes ends the route, and its node is left out."""
+        """Once it may be a bit that flipped; twice in ten minutes ends the route, and leaves its node out."""
         after = trio.current_time() - SUSPECT_SECONDS
         repeated = any(node_id == error.node for at, node_id in self._wrong if at > after)
         self._wrong.append((trio.current_time(), error.node))
