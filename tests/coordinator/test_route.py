@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from core.coordinator.hop import Hop
 from core.coordinator.members import Member, MemberState
 from core.coordinator.route import STALL_SECONDS, Route
-from core.errors import ProtocolError, RouteError, StageError
+from core.errors import ProtocolError, RouteError, StageError, WrongAnswer
 from core.link import Link
 from core.protocol.codec import Packet
 from core.protocol.fields import Segment, Tensor
@@ -186,7 +186,7 @@ async def test_hidden_states_of_another_shape_fail_their_batch_and_name_the_node
     await route.take(first, 2, Packet(RunPrefill(2, BATCH.segments, misshapen), request_id="1"))
     await route.take(last, 2, Packet(HiddenState(2, misshapen), request_id="2"))
     for ticket, node in ((relayed, "a"), (answered, "b")):
-        with pytest.raises(StageError, match=f"node '{node}' made hidden states of {rows} x 1 in fp32: not 1 x 1 in fp32"):
+        with pytest.raises(WrongAnswer, match=f"node '{node}' made hidden states of {rows} x 1 in fp32: not 1 x 1 in"):
             await route.answer(ticket, begin=lambda _: None)
     assert link.sent == []
     assert route.failure is None
