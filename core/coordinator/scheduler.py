@@ -235,7 +235,9 @@ class Scheduler:
         self._enqueue(session)
 
     def _failed(self, batch: Batch, error: CoreError) -> None:
-        """A session that a stage failed along with others is tried once more alone, then once more from its start."""
+        """A session that a stage failed along with others is tried once more alone, then once more from its start, if
+        that was not where it failed. An answer that can't be says nothing of the session."""
+        wrong = isinstance(error, WrongAnswer)
         if isinstance(error, WrongAnswer):
             self._route.on_wrong_answer(error)
             if self._route.failure is not None:
@@ -245,7 +247,7 @@ class Scheduler:
             session, place = entry.session, entry.place
             if by_stage and (place.invalidated or len(batch.entries) > 1):
                 place.cached = min(place.cached, entry.start)
-            elif by_stage and entry.start > 0 and not place.retried:
+            elif by_stage and (entry.start > 0 or wrong) and not place.retried:
                 session.prefill_again()
                 place.retried = True
             else:
