@@ -93,6 +93,10 @@ class StageError(CoreError):
         self.node = node
 
 
+class WrongAnswer(StageError):
+    """What `node` answered can't come of the batch that it was given: other rows, another width or dtype, NaN, inf."""
+
+
 class NotReady(CoreError):
     """No route is serving yet: carries how many nodes are required, and how many are ready."""
 

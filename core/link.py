@@ -15,7 +15,7 @@ import trio
 
 from core.errors import ChannelClosed, CoreError, ProtocolError, TrustError, sole_error
 from core.guard import raised
-from core.interfaces.transport import Channel
+from core.interfaces.transport import GREETING_BYTES, Channel
 from core.protocol.codec import MAX_TENSOR_BYTES, Decoder, Packet, encode, encode_whole, fits_one_frame
 from core.protocol.fields import clipped
 from core.protocol.messages import Challenge, Error, ErrorCode, Message, Ping, Pong
@@ -28,8 +28,6 @@ PATIENCE_SECONDS = 3.0
 WRITE_SECONDS = 30.0
 """What a slow network may take for one frame; a peer that takes none for this long is given up."""
 HANDSHAKE_SECONDS = 5.0
-GREETING_BYTES = 64 * 1024
-"""The largest frame that is taken from a peer before it has said who it is."""
 _QUEUE = 256
 _ROUND_TRIPS, _FEW = 16, 3
 PROBES, PROBE_BYTES = 4, 64 * 1024

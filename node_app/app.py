@@ -16,12 +16,13 @@ from core.discovery.advert import Advert
 from core.discovery.multicast import find
 from core.errors import ConfigError, CoreError
 from core.plugins import PluginHost
+from core.trust.cluster import Cluster
 from core.trust.state_dir import StateDir
-from node_app import logs
+from node_app import desktop, logs
 from node_app.desktop import browse
 from node_app.gpu import gpu_meter
-from node_app.joining import Target, accept, ask, forget, remembered
-from node_app.machine import Meter
+from node_app.joining import SCHEME, Offer, Target, accept, ask, forget, remembered
+from node_app.machine import Machine, Meter
 from node_app.node_runner import DesiredState, NodeRunner
 from node_app.page import Page
 from node_app.pause_policy import SERVE, SERVE_ALTHOUGH_USED, Measurements, Verdict, decide
@@ -53,6 +54,10 @@ class App:
         if settings.complaint:
             _log.warning("%s", settings.complaint)
         self.status = Status()
+        self.machine = Machine.here()
+        self.offer: Offer | None = None
+        self.end_process: Callable[[], None] = self.quit
+        """Ends the process around the app, and the app with it."""
         self.page = Page(self, version)
         self._file = settings
         self._state = state
@@ -63,10 +68,12 @@ class App:
         self._verdict: Verdict = SERVE
         self._node_runner = NodeRunner(state, plugins, self._publish)
         self._refusal = ""
+        self._asked: Cluster | None = None
+        """Whose host was asked to let this machine in."""
         self._unsaved = ""
         self._found: dict[str, Advert] = {}
         self._usage = UsageCounter(state.read(_TALLY), datetime.now())
-        self._quitting = False
+        self._quitting = self._ending = False
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -86,6 +93,26 @@ class App:
         self._node_runner.quit()
         self.attempt(withdraw, self._state)
 
+    def end(self) -> None:
+        """`end_process`, asked for on the page: once, however often it is pressed."""
+        if not self._ending:
+            self._ending = True
+            self.end_process()
+
+    @property
+    def starts_at_login(self) -> bool:
+        return desktop.present(desktop.login_entries())
+
+    def start_at_login(self, wanted: bool) -> None:
+        """Raises ConfigError where the desktop does not take it."""
+        change = desktop.write if wanted else desktop.remove
+        change(desktop.login_entries())
+
+    @property
+    def free_memory(self) -> int:
+        """Bytes, 0 before they were measured."""
+        return self._measured.free_memory if self._measured else 0
+
     @property
     def notice(self) -> str:
         """What the user should know of the app itself, "" for nothing."""
@@ -100,11 +127,24 @@ class App:
         self._join(accept(invite, self._state))
 
     def follow(self, link: str) -> None:
-        """As `join`, for a link that was opened elsewhere than on the page: a refusal is to be read there."""
-        if refusal := self.attempt(self.join, link):
+        """For a link that was opened elsewhere than on the page, by a browser perhaps: the page offers it, and a
+        refusal is to be read there. What no browser opens is joined."""
+        if refusal := self.attempt(self._follow, link):
             raise refusal
 
-    def _join(self, target: Target) -> None:
+    def _follow(self, link: str) -> None:
+        if not link.strip().startswith(SCHEME):
+            self.join(link)
+            return
+        self.offer = None
+        self.offer, self._refusal = Offer.of(link), ""
+        self._publish()
+
+    def dismiss_offer(self) -> None:
+        self.offer = None
+
+    def _join(self, target: Target, asked: Cluster | None = None) -> None:
+        self.offer, self._asked = None, asked
         self._change(replace(self.settings, joined=target), anew=True)
 
     async def look_around(self) -> list[Advert]:
@@ -115,23 +155,30 @@ class App:
     def ask(self, key: str) -> None:
         if key not in self._found:
             raise ConfigError("this cluster was not found", "it may have ended", "look again")
-        self._join(ask(self._found[key], self._state))
+        cluster = self._found[key].cluster()
+        self._join(ask(cluster, self._state), cluster)
 
     def leave_cluster(self) -> None:
         if self.settings.joined is not None and self.settings.joined.invited:
             forget(self._state)
+        self._asked = None
         self._change(replace(self.settings, joined=None, paused=False))
 
     def pause(self) -> None:
         self._change(replace(self.settings, paused=True))
 
     def resume(self) -> None:
-        """Ends a pause for others' use as well, until there is new use; and has what failed tried again."""
+        """Ends a pause for others' use as well, until there is new use; and has what failed tried again, the host that
+        refused included."""
+        failed = self.status.state is State.ERROR
+        if failed and self._asked is not None:
+            ask(self._asked, self._state)
         self._verdict = self._judged(self.settings.limits, SERVE_ALTHOUGH_USED)
-        self._change(replace(self.settings, paused=False), anew=self.status.state is State.ERROR)
+        self._change(replace(self.settings, paused=False), anew=failed)
 
     def change_limits(self, limits: Limits) -> None:
-        self._verdict = self._judged(limits, SERVE)
+        """A pause that its user has ended stays so, while others use the machine as they did."""
+        self._verdict = self._judged(limits, SERVE_ALTHOUGH_USED if self._verdict.although else SERVE)
         self._change(replace(self.settings, limits=limits), anew=self.status.state is State.ERROR)
 
     def show_to(self, show: Callable[[Status], None]) -> None:

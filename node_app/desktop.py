@@ -5,6 +5,7 @@ What would be written is computed for each platform by functions; writing it is 
 
 from __future__ import annotations
 
+import os
 import plistlib
 import shutil
 import signal
@@ -46,6 +47,12 @@ Entry = File | RegistryValue
 def command() -> list[str]:
     """What starts this app again: the frozen program itself, or this Python with this package."""
     return [sys.executable] if getattr(sys, "frozen", False) else [sys.executable, "-m", "node_app"]
+
+
+def login_entries() -> list[Entry]:
+    """What starts this app at login, here."""
+    config = os.environ.get("XDG_CONFIG_HOME")
+    return at_login(sys.platform, Path.home(), command(), Path(config) if config else None)
 
 
 def at_login(platform: str, home: Path, command: Sequence[str], config: Path | None = None) -> list[Entry]:

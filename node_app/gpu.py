@@ -1,10 +1,41 @@
-"""What other programs use of an Nvidia GPU, where there is one and the `nvidia-ml-py` package can ask it."""
+"""Nvidia GPUs, and what other programs use of them, where there are any and the `nvidia-ml-py` package can ask."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """`memory` in bytes."""
+
+    name: str
+    memory: int
+
+
+def gpus() -> list[Gpu]:
+    """Those that this machine has, in their driver's order."""
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        return [
+            Gpu(str(pynvml.nvmlDeviceGetName(handle)), int(pynvml.nvmlDeviceGetMemoryInfo(handle).total))
+            for handle in handles
+        ]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
 
 
 @contextmanager

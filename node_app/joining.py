@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.discovery.advert import Advert
 from core.errors import ConfigError
 from core.trust.addresses import is_this_machine
-from core.trust.cluster import Membership
-from core.trust.link import PREFIX
+from core.trust.cluster import Cluster, Membership
+from core.trust.identity import short_id
+from core.trust.link import PREFIX, InviteLink
 from core.trust.state_dir import StateDir
 
 
@@ -24,6 +24,25 @@ class Target:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+SCHEME = "core:"
+"""What a browser opens this app with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A link that was opened, by whomever: nothing comes of it before its user says so. `key` tells clusters apart."""
+
+    link: str
+    host: str
+    key: str
+
+    @classmethod
+    def of(cls, link: str) -> Offer:
+        """Raises ConfigError for what is no invite."""
+        invite = InviteLink.parse(link)
+        return cls(link.strip(), str(Target(invite.hosts[0], invite.port)), short_id(invite.fingerprint))
+
+
 def accept(text: str, state: StateDir) -> Target:
     """Remembers an invite in `state`. Raises ConfigError, in words for whoever pasted it."""
     text = text.strip()
@@ -36,9 +55,9 @@ def accept(text: str, state: StateDir) -> Target:
     return Target(host, int(port))
 
 
-def ask(cluster: Advert, state: StateDir) -> Target:
+def ask(cluster: Cluster, state: StateDir) -> Target:
     """Remembers in `state` that this cluster's host is to be asked."""
-    return _target(Membership.ask(cluster.cluster(), state))
+    return _target(Membership.ask(cluster, state))
 
 
 def remembered(state: StateDir) -> Target | None:
@@ -54,7 +73,9 @@ def membership(state: StateDir) -> Membership:
     """That of the invite which was accepted last. Raises ConfigError where it is lost."""
     found = Membership.remembered(state)
     if found is None:
-        raise ConfigError("this machine has forgotten its invite", str(state.path), "join with a new one")
+        raise ConfigError(
+            "this machine has forgotten its invite", str(state.path), "ask its host again, or join with a new one"
+        )
     return found
 
 

@@ -1,17 +1,51 @@
-"""What this machine is doing apart from serving: battery, load by other programs, free memory."""
+"""What this machine has, and what it is doing apart from serving: battery, load by other programs, free memory."""
 
 from __future__ import annotations
 
 import os
+import platform
+import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import psutil
 
+from node_app.gpu import Gpu, gpus
 from node_app.pause_policy import Measurements
 
 WINDOW = 60
 """A load is the mean of so many measurements, one a second: a program that starts is no reason to pause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`memory` and `gpu_memory`, that of the largest GPU, in bytes. `devices`: what a limit may name, and its label."""
+
+    memory: int
+    cores: int
+    gpu_memory: int
+    devices: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def here(cls) -> Machine:
+        """Asks the GPU's driver, which may take a moment."""
+        found = gpus()
+        return cls(
+            memory=int(psutil.virtual_memory().total),
+            cores=os.cpu_count() or 1,
+            gpu_memory=max((gpu.memory for gpu in found), default=0),
+            devices=tuple(_devices(found)),
+        )
+
+
+def _devices(found: list[Gpu]) -> Iterator[tuple[str, str]]:
+    yield "auto", "the best one"
+    yield "cpu", "processor"
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        yield "mps", "Apple GPU"
+    for index, gpu in enumerate(found):
+        yield f"cuda:{index}", f"{gpu.name} ({index})"
 
 
 class Meter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -17,11 +18,17 @@ from node_app.process import Process
 from node_app.settings import SettingsFile
 from node_app.single import AlreadyRunning, Running, find_running, only_one
 
+_LONGEST_INVITE = 4096
+"""Bytes; a pipe holds so many, and no invite has more."""
+
 
 def main() -> None:
     status = 0
     try:
-        status = _run(_options(sys.argv[1:]))
+        options = _options(sys.argv[1:])
+        if options.invite is not None and options.invite != "-":
+            _take_from_command_line(options.invite)
+        status = _run(options)
     except CoreError as error:
         print(error, file=sys.stderr)
         status = 2 if isinstance(error, ConfigError) else 1
@@ -41,6 +48,22 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def _take_from_command_line(invite: str) -> None:
+    """Every user of a machine can read command lines: this program begins again, with the invite on standard input.
+
+    On Windows its own user alone can.
+    """
+    if sys.platform == "win32":
+        return
+    ours, theirs = os.pipe()
+    os.write(theirs, invite.encode(errors="replace")[:_LONGEST_INVITE] + b"\n")
+    os.close(theirs)
+    os.dup2(ours, 0)
+    os.close(ours)
+    given = sys.argv[1:] if getattr(sys, "frozen", False) else sys.orig_argv[1:]
+    os.execv(sys.executable, [sys.executable, *("-" if each == invite else each for each in given)])
+
+
 def _run(options: argparse.Namespace) -> int:
     folders = Folders.under(options.folder) if options.folder else Folders.of_user()
     state = StateDir.open(folders.state)
@@ -51,26 +74,32 @@ def _run(options: argparse.Namespace) -> int:
             logs.set_up(log, to_stderr=options.headless)
             app = App(SettingsFile(folders.config / "settings.json"), state, log, __version__)
             if invite is not None:
-                _join(app, invite, headless=options.headless)
+                _follow(app, invite, headless=options.headless)
             return Process(app, log).run(headless=options.headless, welcome=invite is not None)
     except AlreadyRunning:
         _hand_over(find_running(state), invite, headless=options.headless)
         return 0
 
 
-def _join(app: App, invite: str, *, headless: bool) -> None:
-    """Raises ConfigError for an invite that can't be, where it is headless. Else the page opens and takes another."""
+def _follow(app: App, invite: str, *, headless: bool) -> None:
+    """Headless, somebody typed it: it is joined. Raises ConfigError for one that can't be.
+
+    Otherwise a browser may have opened it: the page shows it, and takes another if it can't be.
+    """
     if headless:
         app.join(invite)
-    elif refusal := app.attempt(app.join, invite):
+        return
+    try:
+        app.follow(invite)
+    except CoreError as refusal:
         print(refusal, file=sys.stderr)
 
 
 def _hand_over(running: Running, invite: str | None, *, headless: bool) -> None:
-    """The page opens even where the invite is refused: it tells why."""
+    """The page opens even where the invite is refused: it tells why. A link waits there for its user's word."""
     try:
         if invite is not None:
-            running.join(invite)
+            (running.join if headless else running.follow)(invite)
         print("core-node runs already" + ("" if invite is None else ", and has the invite"))
         print(f"status page  {running.url}")
     finally:

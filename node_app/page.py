@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import trio
@@ -20,12 +20,16 @@ import trio
 from core.discovery.advert import Advert
 from core.errors import ConfigError, CoreError
 from node_app.http import LOOPBACK, Request, Response, serve
-from node_app.settings import Limits, Settings, limits_from
-from node_app.status import Status, headline, holdings, served
+from node_app.joining import Offer
+from node_app.limits_form import limits_from
+from node_app.machine import Machine
+from node_app.settings import Limits, Settings
+from node_app.status import Status, headline, holdings, served, show_bytes
 
 TICKET_SECONDS = 30.0
 LOG_BYTES = 64 * 1024
 _MAX_TICKETS = 16
+T = TypeVar("T")
 _ASSETS = {
     "": ("page.html", "text/html; charset=utf-8"),
     "page.css": ("page.css", "text/css; charset=utf-8"),
@@ -58,11 +62,27 @@ class Commands(Protocol):
     @property
     def resumable(self) -> bool: ...
 
+    @property
+    def machine(self) -> Machine: ...
+
+    @property
+    def free_memory(self) -> int:
+        """Bytes, 0 before they were measured."""
+
+    @property
+    def offer(self) -> Offer | None:
+        """A link that was opened elsewhere, and waits for its user's word."""
+
+    @property
+    def starts_at_login(self) -> bool: ...
+
     def join(self, invite: str) -> None:
         """Raises ConfigError for what is no invite."""
 
     def follow(self, link: str) -> None:
-        """As `join`, for a link that was opened elsewhere: its refusal becomes the notice, too."""
+        """Offers a link that was opened elsewhere: its refusal becomes the notice, too."""
+
+    def dismiss_offer(self) -> None: ...
 
     async def look_around(self) -> list[Advert]:
         """The clusters on the local network. Raises NoMulticast."""
@@ -77,6 +97,12 @@ class Commands(Protocol):
     def resume(self) -> None: ...
 
     def change_limits(self, limits: Limits) -> None: ...
+
+    def start_at_login(self, wanted: bool) -> None:
+        """Raises ConfigError where the desktop does not take it."""
+
+    def end(self) -> None:
+        """The whole app."""
 
     def log_tail(self, size: int) -> str: ...
 
@@ -164,11 +190,13 @@ class Page:
         return Response(b"there is no such page", status=404)
 
     def _status(self) -> dict[str, Any]:
-        status, settings = self._commands.status, self._commands.settings
+        status, settings, machine = self._commands.status, self._commands.settings, self._commands.machine
         return {
             "state": status.state,
             "headline": headline(status),
             "reason": status.reason,
+            "code": status.code,
+            "offer": self._commands.offer,
             "cluster": status.cluster,
             "model": status.model,
             "holdings": holdings(status),
@@ -177,6 +205,10 @@ class Page:
             "fraction": status.fraction,
             "resumable": self._commands.resumable,
             "limits": settings.limits,
+            "devices": machine.devices,
+            "cores": machine.cores,
+            "memory": _free(self._commands.free_memory, machine.memory),
+            "starts_at_login": self._commands.starts_at_login,
             "notice": self._commands.notice if self._commands.notice != status.reason else "",
             "version": self._version,
         }
@@ -189,7 +221,10 @@ class Page:
             "leave": self._commands.leave_cluster,
             "pause": self._commands.pause,
             "resume": self._commands.resume,
-            "limits": lambda: self._commands.change_limits(limits_from(body)),
+            "limits": lambda: self._commands.change_limits(limits_from(body, self._commands.machine)),
+            "dismiss": self._commands.dismiss_offer,
+            "login": lambda: self._commands.start_at_login(_decoded(body, bool, "at login is true or false")),
+            "quit": self._commands.end,
         }
         if part not in asked:
             return Response(b"there is no such thing to do", status=404)
@@ -204,9 +239,17 @@ def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), "application/json")
 
 
+def _free(free: int, total: int) -> str:
+    return f"{show_bytes(free)} of {show_bytes(total)} are free now" if free else ""
+
+
 def _text(body: bytes) -> str:
     """A JSON string. Raises ConfigError."""
+    return _decoded(body, str, "an invite or a key is text")
+
+
+def _decoded(body: bytes, kind: type[T], wanted: str) -> T:
     try:
-        return msgspec.json.decode(body, type=str)
-    except msgspec.DecodeError as error:
-        raise ConfigError("an invite or a key is text", str(error)) from error
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise ConfigError(wanted, "something else came") from error

@@ -15,6 +15,7 @@ import trio
 
 from core import __version__
 from core.errors import CoreError, sole_error
+from core.port_limits import raise_open_files
 from node_app import desktop
 from node_app.app import App
 from node_app.node_runner import QUIT_SECONDS
@@ -32,6 +33,7 @@ _log = logging.getLogger(__name__)
 class Process:
     def __init__(self, app: App, log: Path) -> None:
         self._app = app
+        app.end_process = self.quit
         self._log_path = log
         self._token: trio.lowlevel.TrioToken | None = None
         self._started = threading.Event()
@@ -47,6 +49,7 @@ class Process:
 
         The page opens for a `welcome`, where nothing is joined and where there is a notice; not where it is headless.
         """
+        raise_open_files()
         self._heed_signals()
         self._thread.start()
         self._started.wait()
@@ -126,7 +129,7 @@ class Process:
             return f"{error}: install core-cluster[tray]"
         _register_links()
         try:
-            tray = Tray(self._perform, lambda: (self._app.resumable, desktop.present(_login())), __version__)
+            tray = Tray(self._perform, lambda: (self._app.resumable, self._app.starts_at_login), __version__)
             self._stop_tray = tray.stop
             self._tray_gone.clear()
             tray.run(lambda: self._in_trio(self._app.show_to, tray.show))
@@ -152,9 +155,8 @@ class Process:
 
     def _toggle_login(self) -> None:
         """Here and now, for the menu shows next what has become of it."""
-        change = desktop.remove if desktop.present(_login()) else desktop.write
         try:
-            change(_login())
+            self._app.start_at_login(not self._app.starts_at_login)
         except CoreError as error:
             self._in_trio(_refuse, error)
 
@@ -179,11 +181,6 @@ def _opened(log: Path) -> int:
         return os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     except OSError:
         return os.open(os.devnull, os.O_WRONLY)
-
-
-def _login() -> list[desktop.Entry]:
-    config = os.environ.get("XDG_CONFIG_HOME")
-    return desktop.at_login(sys.platform, Path.home(), desktop.command(), Path(config) if config else None)
 
 
 def _refuse(error: CoreError) -> None:

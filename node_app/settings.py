@@ -73,14 +73,6 @@ class Settings:
     labels: tuple[Label, ...] = ()
 
 
-def limits_from(text: bytes) -> Limits:
-    """Raises ConfigError that names the field which is wrong."""
-    try:
-        return msgspec.json.decode(text, type=Limits)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise ConfigError("these limits can't be taken", str(error)) from error
-
-
 class SettingsFile:
     """`complaint` says what became of a file that could not be read."""
 

@@ -61,7 +61,11 @@ class Running(msgspec.Struct, frozen=True):
         return self._ask("ticket", "")
 
     def join(self, invite: str) -> None:
-        self._ask("link", invite)
+        self._ask("join", invite)
+
+    def follow(self, link: str) -> None:
+        """The page offers it."""
+        self._ask("link", link)
 
     def _ask(self, what: str, value: str) -> str:
         page = urlsplit(self.url)

@@ -28,6 +28,7 @@ class Status:
 
     `layers` are those that it holds, `memory` the bytes that they and their caches take. `progress` is bytes done and
     in all of a download or a load. `reason` says why, where the state alone does not: of a pause, an error, a wait.
+    `code` is what the host is to be told while it is asked.
     """
 
     state: State = State.NOT_JOINED
@@ -39,6 +40,7 @@ class Status:
     tokens_per_second: float = 0.0
     progress: tuple[int, int] | None = None
     reason: str = ""
+    code: str = ""
 
     @property
     def fraction(self) -> float | None:
@@ -53,6 +55,8 @@ def headline(status: Status) -> str:
     match status.state:
         case State.NOT_JOINED:
             return "Not joined to a cluster"
+        case State.CONNECTING if status.code:
+            return "Waiting for the host's answer"
         case State.CONNECTING:
             return "Connecting" if status.reason else f"Connecting to {status.cluster}"
         case State.WAITING:

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from core.node.state import Activity
 
 _SPARE = "the cluster serves without this machine; it is in the next plan"
+_HOST_IS_OFF = "the host is off or out of reach, this machine keeps trying"
 _STATES = {
     "connecting": State.CONNECTING,
+    "unreachable": State.CONNECTING,
     "asking": State.CONNECTING,
     "waiting": State.WAITING,
     "spare": State.WAITING,
@@ -50,6 +52,7 @@ def status_of(activity: Activity | None, facts: Facts) -> Status:
         tokens_per_second=facts.tokens_per_second,
         progress=activity.progress if activity else None,
         reason=reason,
+        code=activity.code if activity and state is State.CONNECTING else "",
     )
 
 
@@ -74,4 +77,5 @@ def _state(activity: Activity | None, facts: Facts) -> tuple[State, str]:
         return State.LOADING, ""
     if activity.state == "ready":
         return State.BUSY if facts.tokens_per_second else State.READY, ""
-    return _STATES[activity.state], _SPARE if activity.state == "spare" else activity.detail
+    said = {"spare": _SPARE, "unreachable": _HOST_IS_OFF}
+    return _STATES[activity.state], said.get(activity.state, activity.detail)

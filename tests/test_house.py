@@ -42,6 +42,7 @@ ROOMS = {
     "one_line.py": Room.of(""),
     "installing.py": Room.of(""),
     "guard": Room.of(f"{SEAMS} guard", "torch trio"),
+    "port_limits.py": Room.of(""),
     "hookspecs.py": Room.of(SEAMS, "pluggy"),
     "interfaces": Room.of(SEAMS, "trio"),
     "plugins.py": Room.of(f"{SEAMS} guard hookspecs installing", "pluggy"),
@@ -51,16 +52,16 @@ ROOMS = {
     "blocks": Room.of(f"{SEAMS} blocks runtime", "torch"),
     "hub.py": Room.of(SEAMS, "huggingface_hub"),
     "parity.py": Room.of(f"{SEAMS} blocks guard runtime", "torch"),
-    "tcp": Room.of(f"{SEAMS} tcp", "trio"),
+    "tcp": Room.of(f"{SEAMS} port_limits tcp", "trio"),
     "trust": Room.of(f"{SEAMS} trust", "cryptography filelock msgspec platformdirs psutil"),
     "discovery": Room.of(f"{SEAMS} discovery trust", "trio zeroconf"),
     "runtime": Room.of(
         f"{SEAMS} guard plugins runtime",
         "jinja2 llguidance msgspec numpy outcome platformdirs psutil torch transformers trio",
     ),
-    "gateway": Room.of(f"{SEAMS} gateway core", "litestar msgspec prometheus_client trio uvicorn"),
+    "gateway": Room.of(f"{SEAMS} gateway port_limits core", "litestar msgspec prometheus_client trio uvicorn"),
     "coordinator": Room.of(
-        f"{SEAMS} coordinator discovery installing link parity plugins protocol runtime trust core",
+        f"{SEAMS} coordinator discovery installing link parity plugins port_limits protocol runtime trust core",
         "msgspec psutil torch trio",
     ),
     "node": Room.of(
@@ -69,7 +70,9 @@ ROOMS = {
     "cli": Room(ANY, ANY),
     "testing": Room(ANY, ANY),
 }
-APP = Room.of("core discovery errors node one_line plugins trust", "filelock h11 msgspec platformdirs psutil trio")
+APP = Room.of(
+    "core discovery errors node one_line plugins port_limits trust", "filelock h11 msgspec platformdirs psutil trio"
+)
 APP_FILES = {"pictures.py": Room.of("", "PIL"), "tray.py": Room.of("", "pystray"), "gpu.py": Room.of("", "pynvml")}
 PLUGIN_SURFACE = {"core", "core.blocks", "core.hub", "core.tcp", "core.errors"}
 SINGLE_HOMES = {

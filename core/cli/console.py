@@ -19,6 +19,7 @@ from rich.table import Table
 from core.errors import ConfigError
 from core.interfaces.dtypes import DType
 from core.one_line import OneLineFormatter
+from core.port_limits import raise_open_files
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _GB = 10**9
@@ -56,6 +57,7 @@ def run(main: Callable[[], Awaitable[None]], *, end: Callable[[], None] | None =
     With `end`, the first signal calls that, and it is the second which cancels. Raises KeyboardInterrupt when all is
     done, if Ctrl-C ended it.
     """
+    raise_open_files()
     if signal.SIGINT in trio.run(_until_signalled, main, end):
         raise KeyboardInterrupt
 

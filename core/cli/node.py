@@ -176,6 +176,8 @@ class _Teller:
         match activity.state:
             case "asking":
                 said = activity.detail
+            case "unreachable":
+                said = "the host is off or out of reach: this machine keeps trying"
             case "waiting":
                 said = "waiting for a plan that gives this machine layers"
             case state:

@@ -31,6 +31,7 @@ from core.protocol.messages import (
     StandBy,
 )
 from core.runtime.compute import ComputeThread, explained
+from core.runtime.kv_cache import capacity
 from core.runtime.manifest import Manifest
 from core.runtime.model import Model
 
@@ -38,8 +39,8 @@ STALL_SECONDS = 180.0
 """A node that loads says how far it is; one that says nothing for this long has failed."""
 MIN_LOAD_SPEED = 250_000
 """Bytes of a checkpoint's layers per second: a node that brings them more slowly has failed, whatever it says."""
-MIN_ROOM_TOKENS = 64
-"""A route that has memory for fewer tokens of KV cache serves nobody."""
+MIN_ROOM_TOKENS = capacity(1)
+"""A route that has memory for fewer tokens of KV cache serves nobody: it is what a session of one token takes."""
 _FREE_MEMORY = "close programs there, or give it more memory"
 LINK_SECONDS = 30.0
 PROOF_SESSION = 0

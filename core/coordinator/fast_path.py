@@ -49,7 +49,7 @@ class Steps:
 
     def advance(self, batch: Batch, answer: HiddenState) -> StepResult:
         """In the compute thread. Raises StageError for an answer that is none."""
-        outcomes = self._head.step(answer.hidden, batch.entries)
+        outcomes = self._head.step(answer.hidden, batch.entries, self._route.hops[-1].member.node_id)
         seconds = batch.seconds()
         for outcome in outcomes:
             if outcome.tokens and outcome.entry.decodes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from core.coordinator.batch import Entry, Outcome
-from core.errors import CoreError, StageError
+from core.errors import CoreError, StageError, WrongAnswer
 from core.interfaces.architecture import EmbedAndHead
 from core.interfaces.engine import TokenLogprob
 from core.protocol.fields import Tensor
@@ -54,15 +54,16 @@ class Head:
             rows = self._rows(hidden, 1)
         except CoreError as error:
             raise StageError(error.title, error.message, node=node) from error
-        if not torch.isfinite(rows).all():
-            raise StageError("hidden states came back that are not finite", f"from node {node!r}", node=node)
+        _refuse_non_finite(rows, node)
         require_finite(self._embed_and_head.logits(rows))
 
     @torch.inference_mode()
-    def step(self, hidden: Tensor, entries: Sequence[Entry]) -> list[Outcome]:
-        """Samples what the batch of `entries` brought. `hidden` has the rows that they want back, in order.
+    def step(self, hidden: Tensor, entries: Sequence[Entry], node: str) -> list[Outcome]:
+        """Samples what the batch of `entries` brought. `hidden`, which came from `node`, has the rows that they want
+        back, in order.
 
-        Raises StageError where it isn't hidden states of this model; what is wrong with one session is its outcome's.
+        Raises StageError where it isn't hidden states of this model, and WrongAnswer if they are not finite; what is
+        wrong with one session is its outcome's.
         """
         rows = self._rows(hidden, sum(entry.outputs for entry in entries))
         outcomes = [Outcome(entry) for entry in entries]
@@ -72,12 +73,13 @@ class Head:
             own = rows[start : start + outcome.entry.outputs]
             start += outcome.entry.outputs
             if outcome.entry.session.wants_prompt_logprobs:
+                _refuse_non_finite(own, node)
                 self._read_prompt(outcome, own)
                 own = own[-1:]
             if _samples(outcome.entry):
                 sampled.append((outcome, own))
         if sampled:
-            self._sample(sampled)
+            self._sample(sampled, node)
         return outcomes
 
     def _rows(self, hidden: Tensor, rows: int) -> torch.Tensor:
@@ -87,11 +89,12 @@ class Head:
             )
         return from_wire(hidden).to(self._device) if rows else torch.empty(0, self._width, device=self._device)
 
-    def _sample(self, sampled: list[tuple[Outcome, torch.Tensor]]) -> None:
-        logits = self._embed_and_head.logits(
-            torch.cat([rows for _, rows in sampled]) if len(sampled) > 1 else sampled[0][1]
-        )
+    def _sample(self, sampled: list[tuple[Outcome, torch.Tensor]], node: str) -> None:
+        hidden = torch.cat([rows for _, rows in sampled]) if len(sampled) > 1 else sampled[0][1]
+        logits = self._embed_and_head.logits(hidden)
         finite = finite_rows(logits)
+        if not all(finite):
+            _refuse_non_finite(hidden, node)
         verifying: list[_Verification] = []
         start = 0
         for outcome, rows in sampled:
@@ -160,6 +163,12 @@ class _Verification:
         if self.outcome.finish is not None or self.outcome.error is not None or self.taken > entry.drafts:
             return False
         return entry.tokens[len(entry.tokens) - entry.drafts + self.taken - 1] == self.outcome.tokens[-1]
+
+
+def _refuse_non_finite(hidden: torch.Tensor, node: str) -> None:
+    """A node sends no such thing by mistake: its stage looks at what it computed."""
+    if not torch.isfinite(hidden).all():
+        raise WrongAnswer("hidden states came back that are not finite", f"from node {node!r}", node=node)
 
 
 def _samples(entry: Entry) -> bool:

@@ -13,6 +13,7 @@ import trio
 
 from core.errors import ChannelClosed, TrustError, sole_error
 from core.link import Link, first_message
+from core.port_limits import neighbourhood
 from core.protocol.messages import Asking, Hello, Reveal
 from core.trust.addresses import host_of
 from core.trust.asking import ASK_SECONDS, code, commitment
@@ -43,7 +44,7 @@ class JoinRequests:
         Raises TrustError where there is no room, or the host denied it or did not answer; ChannelClosed where the
         machine left.
         """
-        with self._place(host_of(link.peer)):
+        with self._place(neighbourhood(host_of(link.peer))):
             asker = Asker(
                 code=await self._agree(link, hello, fingerprint),
                 name=hello.node_id,

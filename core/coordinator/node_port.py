@@ -23,7 +23,7 @@ from core.errors import ConfigError
 from core.interfaces.transport import Transport
 from core.protocol.messages import PROTOCOL_VERSION, Leave
 from core.trust.identity import Identity
-from core.trust.serving import Serving
+from core.trust.serving import ANY_IPV4, Serving
 
 _log = logging.getLogger(__name__)
 LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -59,7 +59,9 @@ class NodePort:
                 server = NodeServer(self.members, self.routes, enrolment, local_token, settings.local_nodes)
                 listen = partial(self.transport.listen, settings.node_host, settings.node_port, server.serve)
                 port: int = await nursery.start(partial(listen, credentials=enrolment.credentials))
-                place = Serving(port, settings.advertise or _advertised(settings.node_host), settings.transport)
+                hosts = settings.advertise or _advertised(settings.node_host)
+                listens_on = settings.node_host if settings.node_host in LOOPBACK_OF else ANY_IPV4
+                place = Serving(port, hosts, settings.transport, listens_on)
                 await enrolment.announce(place)
                 if settings.announce and enrolment.identity is not None:
                     nursery.start_soon(self._be_found, place, enrolment.identity)

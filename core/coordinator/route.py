@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
 import trio
 
-from core.coordinator.hop import Hop
+from core.coordinator.hop import DIRECT, Hop
 from core.coordinator.members import Member
-from core.errors import ChannelClosed, CoreError, ProtocolError, RouteError, StageError, sole_error
+from core.errors import ChannelClosed, CoreError, ProtocolError, RouteError, StageError, WrongAnswer, sole_error
 from core.protocol.codec import Packet
-from core.protocol.fields import Segment, Tensor
+from core.protocol.fields import Segment, Tensor, clipped
 from core.protocol.messages import (
     CacheCommand,
     HiddenState,
@@ -29,6 +31,8 @@ STALL_SECONDS = 120.0
 """A route is given up if a batch whose turn it is does not come out for so long."""
 SKIPPED_SECONDS = 10.0
 """The same for a batch that a later one has overtaken: hops keep the order."""
+_MAX_COMMANDS = 4096
+"""How many cache commands a hop may owe the next one."""
 _IN_TIME = f"within {STALL_SECONDS:g} s"
 VERDICT_SECONDS = 1.5
 """Whoever died is seen to be gone from here as well, at once or a heartbeat later than from its neighbour."""
@@ -44,6 +48,7 @@ class Ticket:
 
     segments: Sequence[Segment]
     width: int
+    dtype: str
     reached: int = 0
     done: trio.Event = field(default_factory=trio.Event)
     result: HiddenState | None = None
@@ -66,7 +71,8 @@ class Ticket:
     def unlike(self, hidden: Tensor, *, answers: bool) -> str:
         """What the hidden states of this batch are not, if `hidden` has another shape: its rows, or those it wants."""
         rows = sum(segment.outputs if answers else segment.rows for segment in self.segments)
-        return "" if (hidden.rows, hidden.width) == (rows, self.width) else f"{rows} x {self.width}"
+        same = (hidden.rows, hidden.width, hidden.dtype) == (rows, self.width, self.dtype)
+        return "" if same else f"{rows} x {self.width} in {self.dtype}"
 
 
 class Route:
@@ -81,6 +87,10 @@ class Route:
         """Whether its members hold layers for it alone, so that they have all the KV memory which they will have."""
         self.is_doubted = False
         """Whether a session failed on it, which may be the doing of one of its nodes: it is to be proven again."""
+        self.on_wrong_answer: Callable[[WrongAnswer], None] = lambda _: None
+        """Told when a batch of a session was answered so."""
+        self._to_relay = {hop.number: deque[CacheCommand](maxlen=_MAX_COMMANDS) for hop in self.hops[1:]}
+        """The cache commands that did not reach a hop yet, if they come by the coordinator."""
         self._in_flight: dict[str, Ticket] = {}
         self._entering: set[trio.CancelScope] = set()
         self._ids = itertools.count(1)
@@ -172,6 +182,9 @@ class Route:
     async def command(self, command: CacheCommand) -> None:
         """Has every hop do something with its caches, in turn with the batches. On a broken route it does nothing."""
         if self.failure is None:
+            for hop in self.hops[1:]:
+                if hop.link != DIRECT:
+                    self._to_relay[hop.number].append(command)
             with self._until_broken():
                 try:
                     await self.hops[0].member.link.send(command)
@@ -225,7 +238,7 @@ class Route:
                 else:
                     ticket.succeed(message)
         elif isinstance(message, CacheCommand):
-            await self._relay(self.hops[index + 1], packet)
+            await self._relay_command(self.hops[index + 1], packet, message)
         elif isinstance(message, Run):
             await self._relay_batch(index + 1, packet, message)
         else:
@@ -238,7 +251,10 @@ class Route:
         self.fail(hop.failed(f"the link of node {hop.member.node_id!r} to a neighbour was lost", reason))
 
     def _register(self, batch: Run) -> tuple[str, Ticket]:
-        request_id, ticket = format(next(self._ids), "x"), Ticket(batch.segments, batch.hidden.width)
+        request_id, ticket = (
+            format(next(self._ids), "x"),
+            Ticket(batch.segments, batch.hidden.width, batch.hidden.dtype),
+        )
         self._in_flight[request_id] = ticket
         return request_id, ticket
 
@@ -285,6 +301,13 @@ class Route:
         ticket.reached = place
         await self._relay(self.hops[place], packet)
 
+    async def _relay_command(self, hop: Hop, packet: Packet, command: CacheCommand) -> None:
+        """The very one that was given to the hop before: sessions are the coordinator's to copy and to clear."""
+        owed = self._to_relay[hop.number]
+        if not owed or command != msgspec.structs.replace(owed.popleft(), hop=hop.number):
+            raise ProtocolError(f"a {command.TYPE} came for the hop {hop.number} that nobody was given")
+        await self._relay(hop, packet)
+
     async def _relay(self, hop: Hop, packet: Packet) -> None:
         try:
             await hop.member.link.send(packet.message, packet.request_id)
@@ -306,9 +329,9 @@ class Route:
         return self._in_flight.pop(packet.request_id)
 
 
-def _misshapen(hop: Hop, hidden: Tensor, wanted: str) -> StageError:
-    node_id, shape = hop.member.node_id, f"{hidden.rows} x {hidden.width}"
-    return StageError(f"node {node_id!r} made hidden states of {shape}", f"not {wanted}", node=node_id)
+def _misshapen(hop: Hop, hidden: Tensor, wanted: str) -> WrongAnswer:
+    node_id, shape = hop.member.node_id, f"{hidden.rows} x {hidden.width} in {clipped(hidden.dtype)[:64]}"
+    return WrongAnswer(f"node {node_id!r} made hidden states of {shape}", f"not {wanted}", node=node_id)
 
 
 def _stage_error(hop: Hop, message: InferenceError) -> StageError:

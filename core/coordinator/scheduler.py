@@ -23,7 +23,7 @@ from core.coordinator.head import HEAD_FAILED, Head
 from core.coordinator.route import Route
 from core.coordinator.session import Place, Session
 from core.coordinator.telemetry import Telemetry
-from core.errors import CoreError, RouteError, StageError
+from core.errors import CoreError, RouteError, StageError, WrongAnswer
 from core.interfaces.engine import Delta
 from core.runtime.compute import ComputeThread, explained
 
@@ -236,13 +236,19 @@ class Scheduler:
         self._enqueue(session)
 
     def _failed(self, batch: Batch, error: CoreError) -> None:
-        """A session that a stage failed along with others is tried once more alone, then once more from its start."""
+        """A session that a stage failed along with others is tried once more alone, then once more from its start, if
+        that was not where it failed. An answer that can't be says nothing of the session."""
+        wrong = isinstance(error, WrongAnswer)
+        if isinstance(error, WrongAnswer):
+            self._route.on_wrong_answer(error)
+            if self._route.failure is not None:
+                return  # its sessions go on elsewhere
         by_stage = isinstance(error, StageError) and error.node
         for entry in batch.entries:
             session, place = entry.session, entry.place
             if by_stage and (place.invalidated or len(batch.entries) > 1):
                 place.cached = min(place.cached, entry.start)
-            elif by_stage and entry.start > 0 and not place.retried:
+            elif by_stage and (entry.start > 0 or wrong) and not place.retried:
                 session.prefill_again()
                 place.retried = True
             else:

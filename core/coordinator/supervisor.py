@@ -109,11 +109,11 @@ class Supervisor:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._router.run)
-            nursery.start_soon(self.drift.run)
-            nursery.start_soon(excuse_the_paused, self._members, self._routes, self._router, self._housekeeping)
-            while True:
-                await self._guarded(self._next_step, nursery)
+            nursery.start_soon(self._again_and_again, self._router.run)
+            nursery.start_soon(self._again_and_again, self.drift.run)
+            excuse = partial(excuse_the_paused, self._members, self._routes, self._router, self._housekeeping)
+            nursery.start_soon(self._again_and_again, excuse)
+            await self._again_and_again(self._next_step, nursery)
 
     def not_ready(self) -> NotReady:
         """With the numbers, and what is waited for."""
@@ -279,6 +279,7 @@ class Supervisor:
 
     def _open(self, route: Route, plan: Plan, nursery: trio.Nursery) -> None:
         self._routes.wires.note_relayed(route)
+        route.on_wrong_answer = partial(self._suspicion.wrong_answer, route)
         service = self._make_service(route)
         if route.epoch > 1:
             self._improvement.rest()
@@ -395,13 +396,14 @@ class Supervisor:
         with trio.move_on_after(seconds):
             await self._members.wait_change(self._members.changes if seen is None else seen)
 
-    async def _guarded(self, step: Callable[..., Awaitable[None]], *args: object) -> None:
+    async def _again_and_again(self, step: Callable[..., Awaitable[None]], *args: object) -> None:
         """An unexpected error ends a step, a build or a route, and never the host."""
-        try:
-            await step(*args)
-        except Exception:
-            _log.exception("the coordinator failed")
-            await self._pause(RETRY_SECONDS)
+        while True:
+            try:
+                await step(*args)
+            except Exception:
+                _log.exception("the coordinator failed")
+                await self._pause(RETRY_SECONDS)
 
 
 def _level(failure: Exception) -> int:

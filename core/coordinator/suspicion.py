@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Collection, Sequence
 
 import trio
@@ -10,7 +12,7 @@ from core.coordinator.members import Member
 from core.coordinator.planning import Planning
 from core.coordinator.route import Route
 from core.coordinator.service import Parting, Replaced
-from core.errors import PlanError
+from core.errors import PlanError, WrongAnswer
 from core.interfaces.planner import Plan
 
 AVOIDED = "routes ended under it again and again: for ten minutes the cluster does without it if it can"
@@ -19,6 +21,8 @@ SUSPECT_SECONDS = 600.0
 UNEXPLAINED, WENT, SUSPECT = 3, 2, 6
 """Points for each member of a route that broke, nobody knows why; for a member that ended one by going, or by a pause;
 and so many make a suspect. A single break is nobody's fault, and whoever restarts twice is none to be avoided."""
+_MAX_WRONG = 256
+_log = logging.getLogger(__name__)
 
 
 class Suspicion:
@@ -26,6 +30,8 @@ class Suspicion:
 
     def __init__(self) -> None:
         self._ended: list[tuple[float, frozenset[str], int]] = []
+        self._wrong = deque[tuple[float, str]](maxlen=_MAX_WRONG)
+        """When a node answered what can't be, and which."""
 
     def note(self, route: Route) -> None:
         """It ended: because members went or paused, because another took its place, or because it broke."""
@@ -37,6 +43,17 @@ class Suspicion:
         now = trio.current_time()
         recent = [end for end in self._ended if now - end[0] < SUSPECT_SECONDS]
         self._ended = [*recent, (now, nodes, points)]
+
+    def wrong_answer(self, route: Route, error: WrongAnswer) -> None:
+        """Once it may be a bit that flipped; twice in ten minutes ends the route, and leaves its node out."""
+        after = trio.current_time() - SUSPECT_SECONDS
+        repeated = any(node_id == error.node for at, node_id in self._wrong if at > after)
+        self._wrong.append((trio.current_time(), error.node))
+        _log.warning("%s", error)
+        for hop in route.hops:
+            if repeated and hop.member.node_id == error.node:
+                hop.member.fail(f"it answered what can't be, twice in ten minutes: {error}")
+                route.fail(hop.failed(f"node {error.node!r} answered what can't be, twice in ten minutes", str(error)))
 
     def suspects(self, members: Sequence[Member]) -> list[Member]:
         """Those with the most points first."""

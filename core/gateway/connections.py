@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
-from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from core.gateway.answers.answer import COMMENT
+from core.port_limits import API_SHARE, connections_within, neighbourhood
 
 MAX_CONNECTIONS = 1024
-FILES_SHARE = 3
-"""The API takes one in so many of the files that the process may open: nodes, models and logs need the others."""
 ADDRESS_SHARE = 4
 """An address beyond this machine may have one in so many of the connections."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -55,12 +52,7 @@ class Connection(H11Protocol):
 
 def most_connections() -> int:
     """How many there may be here, by what the system lets this process open."""
-    if sys.platform == "win32":
-        return MAX_CONNECTIONS
-    import resource
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, soft // FILES_SHARE)
+    return connections_within(API_SHARE, MAX_CONNECTIONS)
 
 
 def protocol_for(most: int) -> type[Connection]:
@@ -86,8 +78,4 @@ def _is_too_many(client: tuple[str, int] | None, clients: Iterable[Any], most: i
 
 
 def _neighbourhood(client: tuple[str, int] | None) -> str:
-    """Addresses that may be one machine's; "" for this machine itself."""
-    address = ip_address(client[0].partition("%")[0]) if client else None
-    if address is None or address.is_loopback:
-        return ""
-    return str(ip_network((address, 64), strict=False)) if isinstance(address, IPv6Address) else str(address)
+    return neighbourhood(client[0]) if client else ""

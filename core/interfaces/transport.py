@@ -19,6 +19,8 @@ DEFAULT_TRANSPORT = "trio-websocket"
 """What machines reach each other by if nobody says otherwise, and what an invite that names none stands for."""
 MIN_MESSAGE_BYTES = 512 * 1024
 """Bytes that every transport moves in one message: core sends none that is larger."""
+GREETING_BYTES = 64 * 1024
+"""The largest message that is taken from a peer before it has proven who it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class Channel(ABC):
     async def receive(self) -> bytes: ...
 
     def settled(self) -> None:
-        """Called once the peer has proven who it is: until then a listener may count the connection as half open."""
+        """Called once the peer has proven who it is: until then a listener may count the connection as half open, and
+        refuse a message larger than `GREETING_BYTES` by its header, before it has come."""
         return
 
     @abstractmethod

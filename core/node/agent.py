@@ -87,6 +87,10 @@ async def run_node(settings: NodeSettings, plugins: PluginHost, activity: Activi
             raise sole_error(group) from None
 
 
+class Unreached(ChannelClosed):
+    """The coordinator does not answer at any of its addresses: its machine is off, or out of reach."""
+
+
 async def _let_go_when_alone(node: Node) -> None:
     while True:
         await node.presence.wait_alone(HELD_SECONDS)
@@ -123,7 +127,7 @@ async def _stay_connected(node: Node, settings: NodeSettings, transport: Transpo
                 exc_info=None if is_told else error,
             )
             told = reason
-            node.activity.become("connecting", reason)
+            node.activity.become("unreachable" if isinstance(error, Unreached) else "connecting", reason)
         longest = SOON_WAIT_SECONDS if node.presence.alone_for < SOON_SECONDS else LONGEST_WAIT_SECONDS
         with trio.move_on_after(min(wait, longest) * random.uniform(0.5, 1.0)):
             await node.duty.wait_leave()
@@ -141,21 +145,26 @@ async def _one_connection(node: Node, settings: NodeSettings, transport: Transpo
 
 @asynccontextmanager
 async def _dialled(settings: NodeSettings, transport: Transport) -> AsyncIterator[Channel]:
-    """A channel to the coordinator. Raises ChannelClosed where it can't be had."""
+    """A channel to the coordinator. Raises Unreached where nothing answers, ChannelClosed where something else does."""
     async with AsyncExitStack() as stack:
         if settings.membership is not None:
             yield await _first_that_answers(stack, transport, settings.membership.cluster)
         else:
             dial = transport.dial(settings.cluster_host, settings.cluster_port, timeout=DIAL_SECONDS)
-            yield await stack.enter_async_context(dial)
+            try:
+                channel = await stack.enter_async_context(dial)
+            except ChannelClosed as error:
+                raise Unreached(error.title, error.message, error.hint) from error
+            yield channel
 
 
 async def _first_that_answers(stack: AsyncExitStack, transport: Transport, cluster: Cluster) -> Channel:
-    reasons = []
+    failures: list[CoreError] = []
     for host in cluster.hosts:
         try:
             dial = transport.dial(host, cluster.port, timeout=DIAL_SECONDS, pin=cluster.fingerprint)
             return await stack.enter_async_context(dial)
         except (ChannelClosed, TrustError) as error:
-            reasons.append(str(error))
-    raise ChannelClosed("the coordinator is not reached", "; ".join(reasons))
+            failures.append(error)
+    kind = ChannelClosed if any(isinstance(each, TrustError) for each in failures) else Unreached
+    raise kind("the coordinator is not reached", "; ".join(map(str, failures)))

@@ -27,7 +27,8 @@ class Request:
         this node leaves meanwhile."""
         await link.send(Reveal(self._nonce))
         shown = code(self._cluster.fingerprint, self._node.identity.fingerprint, asking.nonce, self._nonce)
-        self._node.activity.become("asking", f"tell the host this code: {shown}; it lets you in if it sees the same")
+        told = f"tell the host this code: {shown}; it lets you in if it sees the same"
+        self._node.activity.become("asking", told, code=shown)
         answer: Message | None = None
         with trio.move_on_after(ASK_SECONDS + HANDSHAKE_SECONDS):
             async with trio.open_nursery() as nursery:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
+from core.errors import StageError
 from core.link import Link
 from core.protocol.messages import (
+    MAX_STAGES,
     Assignment,
     CacheCommand,
     ClearCache,
@@ -37,6 +39,8 @@ def run_batch(
     stage: Stage, batch: Run, came: int, wire: torch.dtype, assignment: Assignment, link: Link, request_id: str
 ) -> Done:
     """`came` is when the batch did, by time.perf_counter_ns. Raises StageError where it can't be computed."""
+    if max(len(batch.queue_us), len(batch.compute_us)) >= MAX_STAGES:
+        raise StageError("a batch has passed more stages than there can be", f"{MAX_STAGES} at most")
     last = assignment.next_hop is None
     started = time.perf_counter_ns()
     queue_us = [*batch.queue_us, (started - came) // 1000]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ _INBOX = 1024
 """More batches than a coordinator ever has in flight."""
 _INBOX_BYTES = 2**30
 """More bytes of hidden states than those have together."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ class Hop:
 
     def _ready(self, loaded: Loaded) -> None:
         self.stage, self.state = loaded.stage, "ready"
+        if loaded.stage is not None:
+            loaded.stage.caches.bound(self._node.keeper.caches, loaded.kv_token_bytes)
         self._times = HopTimes(self._node, loaded.costs, loaded.width)
         self._state_changed()
 
@@ -148,6 +152,9 @@ class Hop:
                 await self._take_batches(link)
         except ChannelClosed as error:
             await self._control.send(PeerConnected(order.hop, False, clipped(error)))
+        except Exception as error:
+            _log.exception("the link to the upstream node of layers %s failed", self.layers)
+            await self._peer_lost("upstream", ChannelClosed("it failed", f"{type(error).__name__}: {error}"))
 
     async def _take_batches(self, link: Link) -> None:
         try:

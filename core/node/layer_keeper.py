@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from core.errors import StageError
 from core.protocol.fields import Holding, Span
 from core.runtime.device import free_memory, give_back_memory
 from core.runtime.held_layers import HeldLayers, Variant
+from core.runtime.kv_room import KVRoom
 
 KV_SHARE = 0.9
 """Of the memory that is free beside the layers, for KV caches: batches need room as well."""
@@ -37,6 +39,8 @@ class LayerKeeper:
 
     def __init__(self, device: torch.device, max_memory: int | None, *, compiled: bool) -> None:
         self.held = HeldLayers()
+        self.caches = KVRoom(0)
+        """What the caches of all hops may take: as much as was told last, and nothing before any was told."""
         self._device = device
         self._max_memory = max_memory
         self._compiled = compiled
@@ -85,9 +89,9 @@ class LayerKeeper:
             dropped = True
         if dropped:
             give_back_memory(self._device)
-        if self._max_memory is not None and nbytes > self._max_memory - self.nbytes:
+        if nbytes > max(0, self.bound - self.caches.taken):
             raise StageError(
-                f"{nbytes} bytes of layers do not fit beside the {self.nbytes} that are in use",
+                f"{nbytes} bytes of layers do not fit beside the {self.nbytes + self.caches.taken} that are in use",
                 f"this node offers {self._max_memory} bytes",
                 "offer more memory, or let the other routes of this node end first",
             )
@@ -103,11 +107,16 @@ class LayerKeeper:
         """Bytes of KV caches that fit beside all layers that are held, those `cached` now included."""
         free = free_memory(self._device) + cached
         usable = int(free * KV_SHARE)
-        return usable if self._max_memory is None else min(usable, max(0, self._max_memory - self.nbytes))
+        return int(min(usable, self.bound))
+
+    @property
+    def bound(self) -> float:
+        """Bytes that the user lets be filled beside the layers that are held; infinity if they said nothing of it."""
+        return math.inf if self._max_memory is None else max(0, self._max_memory - self.nbytes)
 
     def _room(self) -> int:
         free = free_memory(self._device)
-        return free if self._max_memory is None else min(free, self._max_memory - self.nbytes)
+        return int(min(free, self.bound - self.caches.taken))
 
     def _unused(self) -> list[Held]:
         used = list(self._uses.values())

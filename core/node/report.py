@@ -69,6 +69,7 @@ class StateReport:
             hop.tell_times()
         if layers_changed or self._kv_room is None:
             self._kv_room, self._holdings = node.keeper.kv_room(usage.kv_bytes), node.keeper.holdings()
+            node.keeper.caches.promise(self._kv_room, at_most=node.keeper.bound)
         node.activity.kv_bytes, node.activity.weight_bytes = usage.kv_bytes, node.keeper.nbytes
         state = NodeState(
             *usage,

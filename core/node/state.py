@@ -29,12 +29,14 @@ LEAVE_SECONDS = 35.0
 class Activity:
     """What a face of the node shows; `on_change` is called, in the node's thread, whenever state or progress differ.
 
+    `code` is what the host is to be told while it is asked.
     State, `layers` and the `model` that they are of are those of the newest hop; `weight_bytes` and `kv_bytes` are held
     for all of them, and for later ones. `tokens` counts the rows that passed through them since the process began.
     """
 
     state: str = "connecting"
     detail: str = ""
+    code: str = ""
     layers: range | None = None
     progress: tuple[int, int] | None = None
     model: str = ""
@@ -43,8 +45,8 @@ class Activity:
     tokens: int = 0
     on_change: Callable[[Activity], None] = field(default=lambda _: None)
 
-    def become(self, state: str, detail: str = "", layers: range | None = None) -> None:
-        self.state, self.detail, self.layers, self.progress = state, detail, layers, None
+    def become(self, state: str, detail: str = "", layers: range | None = None, code: str = "") -> None:
+        self.state, self.detail, self.layers, self.progress, self.code = state, detail, layers, None, code
         self.on_change(self)
 
     def advance(self, phase: str, done: int, total: int) -> None:

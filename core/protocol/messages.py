@@ -32,6 +32,9 @@ from core.protocol.fields import (
 PROTOCOL_VERSION = 3
 """Raised when a message changes in a way that an older peer would misread; peers must speak the same."""
 
+MAX_STAGES = 1024
+"""That a batch passes at most."""
+
 
 class Message(msgspec.Struct, frozen=True):
     """A payload; `TYPE` is its name in the envelope."""
@@ -332,8 +335,8 @@ class Run(Message, frozen=True):
     hop: Count
     segments: Annotated[list[Segment], msgspec.Meta(min_length=1, max_length=4096)]
     hidden: Tensor
-    compute_us: Annotated[list[Count], msgspec.Meta(max_length=1024)] = []
-    queue_us: Annotated[list[Count], msgspec.Meta(max_length=1024)] = []
+    compute_us: Annotated[list[Count], msgspec.Meta(max_length=MAX_STAGES)] = []
+    queue_us: Annotated[list[Count], msgspec.Meta(max_length=MAX_STAGES)] = []
 
 
 class RunPrefill(Run, frozen=True):
@@ -352,8 +355,8 @@ class HiddenState(Message, frozen=True):
     TYPE: ClassVar = "HIDDEN_STATE"
     hop: Count
     hidden: Tensor
-    compute_us: Annotated[list[Count], msgspec.Meta(max_length=1024)] = []
-    queue_us: Annotated[list[Count], msgspec.Meta(max_length=1024)] = []
+    compute_us: Annotated[list[Count], msgspec.Meta(max_length=MAX_STAGES)] = []
+    queue_us: Annotated[list[Count], msgspec.Meta(max_length=MAX_STAGES)] = []
 
 
 class InferenceError(Message, frozen=True):

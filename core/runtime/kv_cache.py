@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from core.errors import StageError
 from core.interfaces.architecture import SessionState
 from core.runtime.device import fast_dtype
+from core.runtime.kv_room import KVRoom
 
 _BLOCK = 256
 """A cache's capacity in tokens is a multiple of this."""
@@ -113,11 +114,22 @@ class SessionCache:
 
 
 class CacheStore:
-    """The sessions of one stage."""
+    """The sessions of one stage. Once it is `bounded`, no more of them are begun or extended than there is room for."""
 
     def __init__(self, layers: range) -> None:
         self._layers = layers
         self._sessions: dict[int, SessionCache] = {}
+        self._capacities: dict[int, int] = {}
+        """For how many tokens each session's caches have, or are about to have, memory."""
+        self._room = KVRoom()
+        self._token_bytes = 0
+
+    def bound(self, room: KVRoom, token_bytes: int) -> None:
+        """Sessions, of which there are none yet, take `token_bytes` of `room` for each token that they have memory for.
+
+        One block is free: a single token, by which a route is proven, finds room in a full one.
+        """
+        self._room, self._token_bytes = room, token_bytes
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -134,11 +146,27 @@ class CacheStore:
         """The caches that `segments` extend, each truncated to its segment's position.
 
         A segment at position 0 begins its session. Raises StageError, and touches no cache, where one starts past
-        its cache's end.
+        its cache's end, or there is no room.
         """
+        ends: dict[int, int] = {}
         for segment in segments:
             self._refuse_gap(segment)
+            ends[segment.session] = max(ends.get(segment.session, 0), segment.position + segment.rows)
+        self._make_room(ends)
         return [self._begin(segment) for segment in segments]
+
+    def _make_room(self, ends: Mapping[int, int]) -> None:
+        """For sessions that are to have so many tokens."""
+        held = self._capacities
+        grown = {session: tokens for session, end in ends.items() if (tokens := capacity(end)) > held.get(session, 0)}
+        if grown:
+            self._resize(sum(tokens - held.get(session, 0) for session, tokens in grown.items()))
+            held.update(grown)
+
+    def _resize(self, tokens: int) -> None:
+        before = sum(self._capacities.values())
+        counted, wanted = (max(0, each - _BLOCK) * self._token_bytes for each in (before, before + tokens))
+        self._room.take(wanted - counted)
 
     def _refuse_gap(self, segment: Segment) -> None:
         cache = self._sessions.get(segment.session)
@@ -160,20 +188,24 @@ class CacheStore:
         """Begins the session `target` with the first `length` tokens of `source`, in memory of its own.
 
         Raises StageError, and changes nothing, where `source` holds fewer, or keeps a state that can't be cut back
-        (see ModelSpec.can_truncate).
+        (see ModelSpec.can_truncate), or there is no room.
         """
         cache = self._sessions.get(source)
         held = cache.length if cache is not None else 0
         if cache is None or length > held:
             raise StageError(f"session {source} has {held} tokens cached", f"{length} can't be copied from it")
-        self._sessions[target] = cache.prefix(length)
+        copied, tokens = cache.prefix(length), capacity(max(1, length))
+        self._resize(tokens - self._capacities.get(target, 0))
+        self._sessions[target], self._capacities[target] = copied, tokens
 
     def clear(self, sessions: Sequence[int]) -> None:
         for session in sessions:
-            self._sessions.pop(session, None)
+            if self._sessions.pop(session, None) is not None:
+                self._resize(-self._capacities[session])
+                del self._capacities[session]
 
     def clear_all(self) -> None:
-        self._sessions.clear()
+        self.clear(list(self._sessions))
 
 
 @dataclass(frozen=True, slots=True)

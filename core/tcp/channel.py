@@ -9,7 +9,7 @@ from typing import Protocol
 import trio
 
 from core.errors import ChannelClosed
-from core.interfaces.transport import Channel
+from core.interfaces.transport import GREETING_BYTES, Channel
 from core.tcp.connection import CLOSE_TIMEOUT, ENDED, SENT_AT_ONCE, Connection, Writer
 from core.tcp.failures import closed
 
@@ -27,7 +27,9 @@ class Goodbye(Exception):
 
 
 class Frames(Protocol):
-    """One end's way of writing messages, without I/O."""
+    """One end's way of writing messages, without I/O. `limit` is how many bytes of a message are taken."""
+
+    limit: int
 
     def frame(self, message: bytes) -> bytes: ...
 
@@ -44,14 +46,18 @@ class Frames(Protocol):
 
 
 class FramedChannel(Channel):
-    """`settle` is called once the peer has proven who it is."""
+    """`settle`, which a listener's end has, is called once the peer has proven who it is. Until then a message may have
+    `GREETING_BYTES`, and then as many as `frames` take."""
 
-    def __init__(self, connection: Connection, frames: Frames, settle: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, connection: Connection, frames: Frames, settle: Callable[[], None] | None = None) -> None:
         self.peer = connection.peer
         self.secure = connection.secure
         self.local_host = connection.tcp.socket.getsockname()[0]
         self._connection = connection
         self._frames = frames
+        self._limit = frames.limit
+        if settle is not None:
+            frames.limit = min(frames.limit, GREETING_BYTES)
         self._settle = settle
         self._writer = Writer(connection)
         self._receiving = False
@@ -110,7 +116,9 @@ class FramedChannel(Channel):
             self._connection.cut()
 
     def settled(self) -> None:
-        self._settle()
+        self._frames.limit = self._limit
+        if self._settle is not None:
+            self._settle()
 
     async def aclose(self) -> None:
         try:

@@ -6,10 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from ipaddress import ip_address
+from dataclasses import dataclass, replace
 
 import trio
+
+from core.port_limits import NODES_SHARE, connections_within, neighbourhood
 
 _MAX_ADDRESSES = 4096
 """That are remembered for their rate."""
@@ -17,7 +18,10 @@ _MAX_ADDRESSES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Half open is a connection whose peer has not proven yet who it is. Loopback is bounded in all alone."""
+    """Half open is a connection whose peer has not proven yet who it is. Loopback is bounded in all alone.
+
+    Of IPv6 an address is a network of 64 bits: whoever has one of its addresses has them all.
+    """
 
     connections: int = 256
     half_open: int = 64
@@ -27,6 +31,11 @@ class Limits:
     """Connections that an address may begin at once."""
     per_second: float = 4.0
     """By which it may begin more."""
+
+    def within_open_files(self) -> Limits:
+        """No more in all than leaves the process files for other things; of those, some for who is known."""
+        most = connections_within(NODES_SHARE, self.connections)
+        return replace(self, connections=most, half_open=min(self.half_open, max(1, most // 2)))
 
 
 class Seats:
@@ -43,44 +52,45 @@ class Seats:
 
         Raises Full, which says why, where there is none.
         """
-        if reason := self._full_for(host):
+        place = neighbourhood(host)
+        if reason := self._full_for(place):
             raise Full(reason)
-        self._open[host] += 1
-        self._half_open[host] += 1
+        self._open[place] += 1
+        self._half_open[place] += 1
         proven = False
 
         def settle() -> None:
             nonlocal proven
             if not proven:
                 proven = True
-                _less(self._half_open, host)
+                _less(self._half_open, place)
 
         try:
             yield settle
         finally:
             settle()
-            _less(self._open, host)
+            _less(self._open, place)
 
-    def _full_for(self, host: str) -> str:
+    def _full_for(self, place: str) -> str:
         limits = self._limits
         if self._open.total() >= limits.connections:
             return f"{limits.connections} are open already"
-        if ip_address(host.partition("%")[0]).is_loopback:
+        if not place:
             return ""
         if self._half_open.total() >= limits.half_open:
             return f"{limits.half_open} are half open already"
-        if self._open[host] >= limits.per_address:
+        if self._open[place] >= limits.per_address:
             return f"{limits.per_address} from there are open already"
-        if self._half_open[host] >= limits.half_open_per_address:
+        if self._half_open[place] >= limits.half_open_per_address:
             return f"{limits.half_open_per_address} from there are half open already"
-        return "" if self._bucket(host).take(self._now()) else "too many came from there in a short time"
+        return "" if self._bucket(place).take(self._now()) else "too many came from there in a short time"
 
-    def _bucket(self, host: str) -> _Bucket:
-        if host not in self._rates:
+    def _bucket(self, place: str) -> _Bucket:
+        if place not in self._rates:
             if len(self._rates) >= _MAX_ADDRESSES:
                 del self._rates[next(iter(self._rates))]
-            self._rates[host] = _Bucket(self._limits.burst, self._limits.per_second, self._now())
-        return self._rates[host]
+            self._rates[place] = _Bucket(self._limits.burst, self._limits.per_second, self._now())
+        return self._rates[place]
 
 
 class Full(Exception):
@@ -123,7 +133,7 @@ class _Bucket:
         return True
 
 
-def _less(counter: Counter[str], host: str) -> None:
-    counter[host] -= 1
-    if not counter[host]:
-        del counter[host]
+def _less(counter: Counter[str], place: str) -> None:
+    counter[place] -= 1
+    if not counter[place]:
+        del counter[place]

@@ -56,7 +56,7 @@ class TcpTransport(Transport):
         credentials: Credentials | None = None,
         task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        seats, worth_a_line = Seats(self._limits), RateLimitedLog(SECONDS_BETWEEN_REFUSALS)
+        seats, worth_a_line = Seats(self._limits.within_open_files()), RateLimitedLog(SECONDS_BETWEEN_REFUSALS)
 
         async def admit(stream: trio.SocketStream) -> None:
             try:

@@ -40,17 +40,23 @@ class Interface:
     addresses: tuple[str, ...]
 
 
-def reachable() -> list[str]:
-    """This machine's addresses that others are likely to reach, the likeliest first."""
-    return best_of(_interfaces())
+def reachable(listens_on: str = "") -> list[str]:
+    """This machine's addresses that others are likely to reach, the likeliest first.
+
+    `listens_on` is what a port was opened on that takes connections at all of IPv4, or all of IPv6: 0.0.0.0 or ::.
+    """
+    return best_of(_interfaces(), _address(listens_on).version if listens_on else None)
 
 
-def best_of(interfaces: Iterable[Interface]) -> list[str]:
-    """IPv4 first. Those of containers and link-local ones only where there is nothing else; never loopback."""
+def best_of(interfaces: Iterable[Interface], version: int | None = None) -> list[str]:
+    """IPv4 first, or one `version` alone. Those of containers and link-local ones only where there is nothing else;
+    never loopback."""
     ranked = []
     for interface in interfaces:
         for text in interface.addresses:
             address = _address(text)
+            if version not in (None, address.version):
+                continue
             if not (address.is_loopback or address.is_unspecified or address.is_multicast):
                 doubtful = address.is_link_local or interface.name.startswith(_INNER)
                 ranked.append((doubtful, address.version, str(address)))

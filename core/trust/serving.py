@@ -13,6 +13,7 @@ from core.trust.addresses import reachable
 from core.trust.state_dir import StateDir
 
 DEFAULT_PORT = 7001
+ANY_IPV4 = "0.0.0.0"
 _FILE = "serving.json"
 _LOCK = "serving.lock"
 _PATIENCE_SECONDS = 1.0
@@ -20,15 +21,17 @@ _PATIENCE_SECONDS = 1.0
 
 
 class Serving(msgspec.Struct, frozen=True):
-    """`hosts` are those that were asked for; none stands for whatever addresses this machine has."""
+    """`hosts` are those that were asked for; none stands for whatever addresses this machine has of the kind that it
+    `listens_on`: 0.0.0.0 for IPv4, :: for IPv6."""
 
     port: int = DEFAULT_PORT
     hosts: tuple[str, ...] = ()
     transport: str = DEFAULT_TRANSPORT
+    listens_on: str = ANY_IPV4
 
     def reachable_hosts(self) -> tuple[str, ...]:
         """What to write into an invite. Raises ConfigError where others can't reach this machine."""
-        hosts = self.hosts or tuple(reachable())
+        hosts = self.hosts or tuple(reachable(self.listens_on))
         if not hosts:
             raise ConfigError(
                 "this machine has no address that others could reach", "", "connect it, or serve with --advertise HOST"

@@ -11,6 +11,8 @@ const GATED = {
 let filledWith = "";
 let edited = false;
 let duty = "pause";
+let offered = "";
+let ended = false;
 
 function set(id, text) {
   const node = $(id);
@@ -32,9 +34,35 @@ function show(status) {
   duty = status.resumable || status.state === "error" ? "resume" : "pause";
   set("duty", status.state === "error" ? "Try again" : status.resumable ? "Resume" : "Pause");
   set("version", status.version);
+  set("code", status.code);
+  $("code").hidden = !status.code;
+  showOffer(status.offer, status.cluster);
+  set("memory", status.memory);
+  field.threads.max = status.cores;
+  if (!$("login-answer").dataset.busy) $("login").checked = status.starts_at_login;
+  offerDevices(status.devices, status.limits.device);
   const said = status.state === "busy" ? "ready" : status.state;
   set("announcement", status.reason ? `${said}: ${status.reason}` : said);
   if (!edited && JSON.stringify(status.limits) !== filledWith) fill(status.limits);
+}
+
+// The link is put into the field once: what its user makes of it there is theirs.
+function showOffer(offer, cluster) {
+  $("offer").hidden = !offer;
+  if (!offer) return (offered = "");
+  set("offer-host", offer.host);
+  set("offer-key", offer.key);
+  set("offer-leaves", cluster ? `This machine then leaves ${cluster}.` : "");
+  if (offer.link === offered) return;
+  offered = $("invite").value = offer.link;
+  $("join").scrollIntoView({ block: "start" });
+}
+
+function offerDevices(devices, chosen) {
+  const known = devices.some(([value]) => value === chosen) ? devices : [...devices, [chosen, chosen]];
+  if (field.device.length === known.length) return;
+  field.device.replaceChildren(...known.map(([value, label]) => new Option(label, value)));
+  field.device.value = chosen;
 }
 
 function showHead({ state, headline, reason, fraction, notice }) {
@@ -51,9 +79,11 @@ function showHead({ state, headline, reason, fraction, notice }) {
 }
 
 function showGone() {
-  showHead({ state: "not joined", headline: "core does not answer", fraction: null, notice: "",
+  set("code", "");
+  $("code").hidden = true;
+  showHead({ state: "not joined", headline: ended ? "core has ended" : "core does not answer", fraction: null, notice: "",
     reason: "Start it again, and open this page from its icon." });
-  set("announcement", SILENT);
+  set("announcement", ended ? "core has ended" : SILENT);
   say($("duty-answer"), "");
   for (const part of [$("figures"), $("duty"), ...document.querySelectorAll("section")]) part.hidden = true;
 }
@@ -200,6 +230,18 @@ $("find").addEventListener("click", () => act("find-answer", "Looking.", "None w
 $("leave").addEventListener("click", () => {
   if (confirm("Leave this cluster? To come back you have to join it anew."))
     act("leave-answer", "Leaving.", "Left.", () => ask("leave"));
+});
+$("dismiss").addEventListener("click", () => act("join-answer", "", "", async () => {
+  await ask("dismiss");
+  $("invite").value = "";
+}));
+$("login").addEventListener("change", () => act("login-answer", "", "", () => ask("login", $("login").checked)));
+$("quit").addEventListener("click", () => {
+  if (confirm("Quit core? What runs here is finished first, for a few seconds; this machine then serves nobody."))
+    act("quit-answer", "Quitting.", "Quitting.", async () => {
+      ended = true;
+      await reach("quit", { method: "POST", headers: { "Content-Type": "application/json" }, body: "null" }).catch(() => {});
+    });
 });
 window.addEventListener("hashchange", goTo);
 poll().then(goTo);

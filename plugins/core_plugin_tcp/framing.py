@@ -15,7 +15,7 @@ class LengthPrefixed:
     """One end's Frames. `received` is what has come already, `limit` a message's bytes."""
 
     def __init__(self, received: bytes, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._buffer = bytearray(received)
 
     def frame(self, message: bytes) -> bytes:
@@ -31,8 +31,8 @@ class LengthPrefixed:
         (size,) = _HEAD.unpack_from(buffer)
         if size == _GOODBYE:
             raise self._end(CLOSED)
-        if size > self._limit:
-            raise self._end(f"a message is larger than {self._limit} bytes")
+        if size > self.limit:
+            raise self._end(f"a message is larger than {self.limit} bytes")
         end = _HEAD.size + size
         if len(buffer) < end:
             return None

@@ -27,7 +27,7 @@ class WebSocketChannel(FramedChannel):
         nursery: trio.Nursery,
         *,
         client: bool,
-        settle: Callable[[], None] = lambda: None,
+        settle: Callable[[], None] | None = None,
     ) -> None:
         frames = Frames(received, client=client, limit=MAX_MESSAGE, on_ping=self._answer_ping)
         super().__init__(connection, frames, settle)

@@ -40,7 +40,7 @@ class Frames:
 
     def __init__(self, received: bytes, *, client: bool, limit: int, on_ping: Callable[[bytes], None]) -> None:
         self._client = client
-        self._limit = limit
+        self.limit = limit
         self._on_ping = on_ping
         self._buffer = bytearray(received)
         self._protocol = Connection(ConnectionType.CLIENT if client else ConnectionType.SERVER)
@@ -56,8 +56,8 @@ class Frames:
         """The next message, or None where it hasn't all come. Raises Goodbye, after which nothing can follow."""
         while (extent := _payload_extent(self._buffer)) is not None:
             start, end = extent
-            if len(self._fragments or b"") + end - start > self._limit:
-                raise self._refusal(_TOO_BIG, f"a message is larger than {self._limit} bytes")
+            if len(self._fragments or b"") + end - start > self.limit:
+                raise self._refusal(_TOO_BIG, f"a message is larger than {self.limit} bytes")
             if len(self._buffer) < end:
                 return None
             message = self._whole_message(start, end) if self._is_whole_message() else self._read_other(end)

@@ -13,12 +13,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from core.coordinator.hop import Hop
 from core.coordinator.members import Member, MemberState
 from core.coordinator.route import STALL_SECONDS, Route
-from core.errors import ProtocolError, RouteError, StageError
+from core.errors import ProtocolError, RouteError, StageError, WrongAnswer
 from core.link import Link
 from core.protocol.codec import Packet
 from core.protocol.fields import Segment, Tensor
 from core.protocol.messages import (
     PROTOCOL_VERSION,
+    ClearCache,
+    CopyCache,
     Hello,
     HiddenState,
     InferenceError,
@@ -163,6 +165,19 @@ async def test_no_rows_but_a_batchs_own_are_relayed() -> None:
     assert link.sent == []
 
 
+async def test_no_cache_commands_but_the_coordinators_own_are_relayed_once_and_in_order() -> None:
+    first, _, link, route = route_of_two()
+    copy, clear = CopyCache(1, 7, 8, 3), ClearCache(1, [7])
+    for command in (copy, clear):
+        await route.command(command)
+    copied, cleared = CopyCache(2, 7, 8, 3), ClearCache(2, [7])
+    await route.take(first, 2, Packet(copied))
+    for foreign in (ClearCache(2, [9]), cleared):
+        with pytest.raises(ProtocolError, match="a CLEAR_CACHE came for the hop 2 that nobody was given"):
+            await route.take(first, 2, Packet(foreign))
+    assert link.sent == [copied]
+
+
 @pytest.mark.parametrize("rows", [0, 2], ids=str)
 async def test_hidden_states_of_another_shape_fail_their_batch_and_name_the_node(rows: int) -> None:
     first, last, link, route = route_of_two()
@@ -171,7 +186,7 @@ async def test_hidden_states_of_another_shape_fail_their_batch_and_name_the_node
     await route.take(first, 2, Packet(RunPrefill(2, BATCH.segments, misshapen), request_id="1"))
     await route.take(last, 2, Packet(HiddenState(2, misshapen), request_id="2"))
     for ticket, node in ((relayed, "a"), (answered, "b")):
-        with pytest.raises(StageError, match=f"node '{node}' made hidden states of {rows} x 1: not 1 x 1"):
+        with pytest.raises(WrongAnswer, match=f"node '{node}' made hidden states of {rows} x 1 in fp32: not 1 x 1 in"):
             await route.answer(ticket, begin=lambda _: None)
     assert link.sent == []
     assert route.failure is None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 
 import pytest
 
+from core.port_limits import raise_open_files
 from core.tcp.connection_limits import Full, Limits, RateLimitedLog, Seats
 
 HERE, A, B = "127.0.0.1", "10.0.0.1", "10.0.0.2"
@@ -84,6 +86,28 @@ def test_loopback_is_bounded_in_all_alone() -> None:
     for host in (HERE, "::1"):
         with places.seat(host), places.seat(host):
             pass
+
+
+def test_of_ipv6_a_network_counts_as_one_address() -> None:
+    places = seats(per_address=1)
+    with places.seat("2001:db8::1"):
+        with pytest.raises(Full, match="1 from there are open"), places.seat("2001:db8::2"):
+            pass
+        with places.seat("2001:db8:0:1::1"), places.seat("::ffff:10.0.0.1"), places.seat("fe80::1%eth0"):
+            pass
+    assert not places._open
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such bound")
+def test_connections_are_bounded_by_the_files_that_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (80, 1000))
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: raised.append(limits))
+    assert Limits().within_open_files() == Limits(connections=20, half_open=10)
+    raise_open_files()
+    assert raised == [(1000, 1000)]
 
 
 def test_a_flood_is_told_of_once_in_a_while() -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from trio.testing import MockClock
 from core.discovery.advert import Advert
 from core.errors import ConfigError, NoMulticast
 from node_app.http import MAX_BODY, REQUEST_SECONDS, Request, Response, serve
+from node_app.joining import Offer
+from node_app.machine import Machine
 from node_app.page import TICKET_SECONDS, Page
 from node_app.settings import Hours, Limits, Settings
 from node_app.status import State, Status
@@ -32,6 +35,10 @@ class Remembered:
 
     def __init__(self) -> None:
         self.status = Status(State.DOWNLOADING, "desk:7001", progress=(1, 4), reason="why")
+        self.machine = Machine(16 * 10**9, 8, 0, (("auto", "the best one"), ("cpu", "processor")))
+        self.free_memory = 5 * 10**9
+        self.offer: Offer | None = None
+        self.starts_at_login = False
         self.settings = Settings("me")
         self.notice = "a notice"
         self.resumable = False
@@ -54,6 +61,15 @@ class Remembered:
 
     def follow(self, link: str) -> None:
         self.join(link)
+
+    def dismiss_offer(self) -> None:
+        self.asked.append("dismiss")
+
+    def start_at_login(self, wanted: bool) -> None:
+        self.asked.append(("login", wanted))
+
+    def end(self) -> None:
+        self.asked.append("quit")
 
     def leave_cluster(self) -> None:
         self.asked.append("leave")
@@ -89,6 +105,12 @@ async def test_it_shows_status_limits_and_log() -> None:
         assert (status["state"], status["fraction"], status["reason"]) == ("downloading", 0.25, "why")
         assert (status["headline"], status["notice"]) == ("Downloading 25%", "a notice")
         assert status["limits"]["cpu_percent"] == 75
+        assert (status["memory"], status["cores"]) == ("5.0 GB of 16.0 GB are free now", 8)
+        assert (status["devices"], status["starts_at_login"]) == (
+            [["auto", "the best one"], ["cpu", "processor"]],
+            False,
+        )
+        assert (status["code"], status["offer"]) == ("", None)
         assert "bytes" in (await client.get("log")).text
 
 
@@ -108,16 +130,23 @@ async def test_its_parts_are_there_and_allow_nothing_from_elsewhere(part: str, k
 @pytest.mark.skipif(not CHROMIUM, reason="no chromium here")
 async def test_a_browser_shows_it(tmp_path: Path) -> None:
     """What its script makes of the page; a ticket leads there."""
-    async with served() as (page, _, _):
+    async with served() as (page, commands, _):
+        commands.status = replace(commands.status, state=State.CONNECTING, code="8D3K-22QX")
+        commands.offer = Offer("core://join/x", "10.0.0.1:7001", "aaaaaaaa")
         looking = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
         looking += ["--virtual-time-budget=5000", "--dump-dom", page.ticket()]
         shown = await trio.run_process(looking, capture_stdout=True, capture_stderr=True)
     text = shown.stdout.decode()
     for id, words in (
-        ("headline", "Downloading 25%"),
+        ("headline", "Waiting for the host's answer"),
+        ("code", "8D3K-22QX"),
+        ("offer-host", "10.0.0.1:7001"),
+        ("offer-key", "aaaaaaaa"),
+        ("offer-leaves", "This machine then leaves desk:7001."),
+        ("memory", "5.0 GB of 16.0 GB are free now"),
         ("reason", "why"),
         ("notice", "a notice"),
-        ("announcement", "downloading: why"),
+        ("announcement", "connecting: why"),
         ("cluster", "desk:7001"),
         ("duty", "Pause"),
         ("join-title", "Join another cluster"),
@@ -134,13 +163,16 @@ async def test_what_is_asked_is_done() -> None:
             ("pause", None),
             ("resume", None),
             ("leave", None),
+            ("dismiss", None),
+            ("login", True),
+            ("quit", None),
         ):
             answer = await client.post(what, content=json.dumps(value), headers=JSON)
             assert answer.status_code == 200, answer.text
         limits = {"memory_gb": 4, "hours": {"start": "22:00", "end": "08:00"}, "cpu_percent": None}
         assert (await client.post("limits", json=limits)).status_code == 200
         assert commands.asked == [
-            *("core://x", "core://y", "pause", "resume", "leave"),
+            *("core://x", "core://y", "pause", "resume", "leave", "dismiss", ("login", True), "quit"),
             Limits(memory_gb=4, hours=Hours("22:00", "08:00"), cpu_percent=None),
         ]
 
@@ -161,8 +193,9 @@ async def test_a_cluster_is_looked_for_and_asked() -> None:
     [
         ("join", b'"bad"', "ask for another"),
         ("join", b"{}", "an invite or a key is text"),
-        ("limits", b'{"cpu_percent": 0}', "cpu_percent"),
+        ("limits", b'{"cpu_percent": 0}', "a whole number from 1 to 100"),
         ("limits", b"", "these limits can't be taken"),
+        ("login", b'"yes"', "true or false"),
     ],
 )
 async def test_what_can_not_be_is_refused_in_words(what: str, body: bytes, said: str) -> None:

@@ -10,7 +10,9 @@ import pytest
 from core.errors import ConfigError
 from node_app.files import Folders
 from node_app.joining import Target
-from node_app.settings import Hours, Limits, Settings, SettingsFile, limits_from
+from node_app.limits_form import limits_from
+from node_app.machine import Machine
+from node_app.settings import Hours, Limits, Settings, SettingsFile
 
 DEFAULT = Settings("me")
 CHOSEN = Settings(
@@ -49,17 +51,26 @@ def test_a_broken_file_is_set_aside_and_reported(tmp_path: Path, broken: bytes) 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        (b'{"cpu_percent": 101}', "cpu_percent"),
-        (b'{"memory_gb": 0}', "memory_gb"),
-        (b'{"threads": "two"}', "threads"),
-        (b'{"hours": {"start": "25:00", "end": "08:00"}}', "hours"),
-        (b'{"hours": {"start": "08:00", "end": "08:00"}}', "hours"),
-        (b"nonsense", "malformed"),
+        (b'{"cpu_percent": 101}', "all cores others may use is a whole number from 1 to 100"),
+        (b'{"memory_gb": 0}', "the memory to give is a number of gigabytes"),
+        (b'{"threads": "two"}', "compute threads are a whole number"),
+        (b'{"threads": 2000}', "compute threads are a whole number"),
+        (b'{"threads": 9}', "9 threads are too many: this machine has 8 cores"),
+        (b'{"memory_gb": 17}', "17 GB can't be given: this machine has 16.0 GB of memory"),
+        (b'{"free_memory_gb": 16}', "16 GB are never free"),
+        (b'{"hours": {"start": "25:00", "end": "08:00"}}', "two times of day, like 22:30"),
+        (b'{"hours": {"start": "08:00", "end": "08:00"}}', "two times of day, like 22:30"),
+        (b"nonsense", "did not come whole"),
     ],
 )
-def test_a_limit_that_can_not_be_is_refused_by_name(text: bytes, named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        limits_from(text)
+def test_a_limit_that_can_not_be_is_refused_in_a_persons_words(text: bytes, named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as caught:
+        limits_from(text, Machine(16 * 10**9, 8, 0, ()))
+    assert "`" not in str(caught.value)
+
+
+def test_a_gpu_may_give_more_than_the_machine_has() -> None:
+    assert limits_from(b'{"memory_gb": 20}', Machine(16 * 10**9, 8, 24 * 10**9, ())).memory_gb == 20
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")

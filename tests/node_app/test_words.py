@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from core.node.state import Activity
 from node_app.status import SEPARATOR, TOOLTIP_LENGTH, Action, Line, State, Status, headline, menu, sentence, tooltip
+from node_app.status_text import Facts, status_of
 
 READY = Status(
     State.READY, "desk", "Qwen/Qwen2.5-1.5B", range(0, 12), 1_234_000_000, tokens_today=1234, tokens_per_second=3.14159
@@ -29,6 +31,20 @@ def test_a_reason_follows_the_state() -> None:
     assert sentence(Status(State.PAUSED, reason="this machine runs on battery")) == (
         "Paused: this machine runs on battery"
     )
+
+
+def test_a_host_that_is_off_is_said_in_one_line() -> None:
+    status = status_of(Activity("unreachable", "no connection to 10.0.0.1:7001: it timed out"), Facts(cluster="desk"))
+    assert sentence(status) == "Connecting: the host is off or out of reach, this machine keeps trying"
+
+
+def test_the_code_for_the_host_is_shown_while_it_is_asked_alone() -> None:
+    asking = status_of(Activity("asking", "tell the host", code="8D3K-22QX"), Facts(cluster="desk"))
+    assert (asking.code, headline(asking)) == ("8D3K-22QX", "Waiting for the host's answer")
+    paused = status_of(
+        Activity("asking", "tell the host", code="8D3K-22QX"), Facts(cluster="desk", pause="by its user")
+    )
+    assert paused.code == ""
 
 
 def test_the_code_that_a_host_asks_for_fits_the_menu() -> None:

@@ -17,6 +17,7 @@ from core_plugin_tcp.transport import GREETING, MAX_MESSAGE, PlainTcpTransport
 from core_plugin_websocket.transport import TrioWebsocketTransport
 
 from core import Channel, ChannelClosed, Handler
+from core.interfaces.transport import GREETING_BYTES
 from core.plugins import PluginHost
 from core.tcp import Goodbye, Limits
 from core.testing.contracts import HOST, TransportContract, echo, listening
@@ -164,6 +165,32 @@ async def test_a_frame_that_claims_to_be_huge_is_cut_off(transport: PlainTcpTran
             with pytest.raises(trio.BrokenResourceError):
                 while True:
                     await stream.send_all(bytes(65_536))
+
+
+async def test_a_stranger_that_announces_more_than_a_greeting_is_cut_off_by_the_header(
+    transport: PlainTcpTransport,
+) -> None:
+    """A channel that nobody has settled yet; once it is, as much is taken as of anybody."""
+    proven = trio.Event()
+
+    async def serve(channel: Channel) -> None:
+        await channel.send(await channel.receive())
+        channel.settled()
+        proven.set()
+        await echo(channel)
+
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery:
+            port = await nursery.start(transport.listen, HOST, 0, serve)
+            async with await greeted(port) as stream:
+                await stream.send_all(struct.pack("!I", GREETING_BYTES + 1))
+                assert await read_to_end(stream) == GOODBYE
+            async with transport.dial(HOST, port, timeout=5) as channel:
+                for size in (GREETING_BYTES, transport.max_message):
+                    await channel.send(bytes(size))
+                    assert len(await channel.receive()) == size
+                    await proven.wait()
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_peer_that_breaks_off_said_no_goodbye(transport: PlainTcpTransport) -> None:

@@ -18,6 +18,7 @@ from core_plugin_websocket.transport import TrioWebsocketTransport
 
 from core import Channel
 from core.errors import ChannelClosed, ConfigError
+from core.interfaces.transport import GREETING_BYTES
 from core.plugins import PluginHost
 from core.tcp import Limits
 from core.testing.contracts import HOST, TransportContract, echo, listening
@@ -38,6 +39,22 @@ class TestTrioWebsocket(TransportContract):
 @pytest.fixture
 def transport() -> TrioWebsocketTransport:
     return TrioWebsocketTransport()
+
+
+async def test_a_stranger_that_announces_more_than_a_greeting_is_cut_off_by_the_header(
+    transport: TrioWebsocketTransport,
+) -> None:
+    """A channel that nobody has settled yet."""
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery:
+            port = await nursery.start(transport.listen, HOST, 0, echo)
+            async with await upgraded(port) as stream:
+                await stream.send_all(struct.pack("!BBQ4x", 0x82, 0x80 | 127, GREETING_BYTES + 1))
+                assert b"larger than 65536 bytes" in await read_to_end(stream)
+            async with transport.dial(HOST, port, timeout=5) as channel:
+                await channel.send(bytes(GREETING_BYTES))
+                assert await channel.receive() == bytes(GREETING_BYTES)
+            nursery.cancel_scope.cancel()
 
 
 async def read_to_end(stream: trio.SocketStream) -> bytes:

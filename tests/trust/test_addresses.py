@@ -26,6 +26,11 @@ def test_addresses_that_others_can_reach(interfaces: list[Interface], expected: 
     assert best_of(interfaces) == expected
 
 
+def test_addresses_are_of_the_kind_that_is_listened_on() -> None:
+    assert best_of([LOOPBACK, WIFI], 4) == ["192.168.1.50"]
+    assert best_of([LOOPBACK, WIFI], 6) == ["2001:db8::5"]
+
+
 @pytest.mark.parametrize(
     ("host", "loopback"),
     [

@@ -21,9 +21,14 @@ PATIENCE = 120.0
 
 @asynccontextmanager
 async def listening(transport: Transport, handler: Handler) -> AsyncIterator[int]:
-    """Serves `handler` on the loopback interface; gives the port."""
+    """Serves `handler` on the loopback interface, for peers that have proven who they are; gives the port."""
+
+    async def settled(channel: Channel) -> None:
+        channel.settled()
+        await handler(channel)
+
     async with trio.open_nursery() as nursery:
-        yield await nursery.start(transport.listen, HOST, 0, handler)
+        yield await nursery.start(transport.listen, HOST, 0, settled)
         nursery.cancel_scope.cancel()
 
 

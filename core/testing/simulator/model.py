@@ -147,7 +147,7 @@ class _Head(Head):
     def check(self, hidden: Tensor, node: str) -> None:
         return
 
-    def step(self, hidden: Tensor, entries: Sequence[Entry]) -> list[Outcome]:
+    def step(self, hidden: Tensor, entries: Sequence[Entry], node: str) -> list[Outcome]:
         if hidden.rows != sum(entry.outputs for entry in entries):
             raise StageError(f"{hidden.rows} rows of hidden states came back")
         return [_decoded(Outcome(entry)) for entry in entries]
