@@ -51,8 +51,11 @@ lint: $(INSTALLED_DEV) ## ruff: lint and format
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-types: $(INSTALLED_DEV) ## mypy, strict
-	@$(BIN)/mypy
+types: $(INSTALLED_DEV) ## mypy, strict, as on each of the platforms
+	@$(MAKE) --no-print-directory -j 2 $(addprefix types-on-,linux win32 darwin)
+
+types-on-%:
+	@$(BIN)/mypy --platform $* --cache-dir .mypy_cache/$*
 
 package: $(INSTALLED_PACKAGE) ## the tray app as a folder that needs no Python, in dist/, and proof that it serves
 	@$(BIN)/pyinstaller --noconfirm --log-level WARN packaging/core-node.spec

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from inspect import get_annotations
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -98,9 +99,7 @@ class PluginHost:
         return host
 
     def load(self, entry: EntryPoint) -> None:
-        distribution = entry.dist.name if entry.dist else "?"
-        version = entry.dist.version if entry.dist else "?"
-        self._admit(entry.name, distribution, version, entry.load)
+        self._admit(entry.name, *_origin(entry.dist), entry.load)
 
     def register(self, plugin: object, name: str) -> None:
         """Adds a plugin object that is at hand, by the same door as an installed one."""
@@ -214,12 +213,18 @@ def _recognises(item: Any, subject: object) -> bool:
 
 
 def _looks_like_a_path(model: str) -> bool:
-    return model.startswith(("/", ".", "~")) or model.endswith(".gguf")
+    return model.startswith(("/", ".", "~")) or "\\" in model or model.endswith(".gguf")
 
 
 def _built_ins_first(entry: EntryPoint) -> tuple[bool, str]:
-    built_in = entry.dist is not None and entry.dist.name == DISTRIBUTION
-    return (not built_in, entry.name)
+    name, _ = _origin(entry.dist)
+    return (name != DISTRIBUTION, entry.name)
+
+
+@lru_cache(maxsize=64)
+def _origin(distribution: Distribution | None) -> tuple[str, str]:
+    """Name and version, which are parsed from the distribution's metadata each time they are asked for."""
+    return ("?", "?") if distribution is None else (distribution.name, distribution.version)
 
 
 def _claims(kind: str, item: Any) -> list[str]:

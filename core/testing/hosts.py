@@ -9,6 +9,7 @@ Needs Linux, root, and the command `ip`; `can_have_hosts` says whether all is th
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import shutil
@@ -18,10 +19,13 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import trio
 
 _ALL_PROTOCOLS = 3
+_NETWORK_NAMESPACE = 0x40000000
+"""CLONE_NEWNET of sched.h."""
 _LARGEST_FRAME = 70_000
 
 
@@ -34,9 +38,20 @@ class Host:
     cable: str
     """The end of its cable that is in the switch."""
 
+    @property
+    def namespace(self) -> Path:
+        return Path("/run/netns", self.name)
+
     def command(self, *words: str) -> list[str]:
         """The command that runs `words` there."""
         return ["ip", "netns", "exec", self.name, *words]
+
+
+def enter(namespace: Path) -> None:
+    """Moves this process, which has one thread, to the host of that network namespace."""
+    with namespace.open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _NETWORK_NAMESPACE) != 0:
+            raise OSError(ctypes.get_errno(), "setns", str(namespace))
 
 
 _NETWORKS = itertools.count(1)
@@ -100,6 +115,8 @@ async def _plugged_in(switch: str, mark: str, number: int) -> Host:
 
 
 async def _listen(cable: str, seen: bytearray) -> None:
+    if sys.platform != "linux":
+        raise OSError("there are no hosts here")
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PROTOCOLS)) as tap:
         tap.bind((cable, 0))
         tap.setblocking(False)

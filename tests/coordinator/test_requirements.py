@@ -19,7 +19,7 @@ from core.protocol.fields import Plugin
 from core.protocol.messages import PROTOCOL_VERSION, Hello
 from core.testing.cluster_in_memory import memory_cluster
 
-SECONDS = 60
+SECONDS = 300
 OWNER = LoadedPlugin("mammoth", "core-plugin-mammoth", "1.2", ["architecture mammoth"])
 REQUIREMENTS = Requirements({"architecture mammoth": OWNER})
 

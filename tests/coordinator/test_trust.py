@@ -183,7 +183,7 @@ async def test_a_member_comes_again_by_its_key_alone_also_to_a_new_coordinator(m
 async def test_a_removed_member_is_turned_out_at_once_and_the_others_stay(
     model: Path, state: StateDir, prompt: tuple[int, ...], oracle: str
 ) -> None:
-    async with open_to_friends(model, state, dtype=DType.FP32, rebalance=False) as cluster:
+    async with open_to_friends(model, state, dtype=DType.FP32) as cluster:
         await cluster.start_node("anna", machine=friend(cluster), membership=invited(state))
         epoch = (await cluster.ready()).route_epoch
         spare = invited(state)

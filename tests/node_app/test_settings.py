@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -62,7 +61,7 @@ def test_a_limit_that_can_not_be_is_refused_by_name(text: bytes, named: str) -> 
         limits_from(text)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+@pytest.mark.unix
 def test_files_are_their_owners_alone(tmp_path: Path) -> None:
     folders = Folders.under(tmp_path)
     file = SettingsFile(folders.config / "settings.json")
