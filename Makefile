@@ -56,8 +56,11 @@ lint: $(INSTALLED_DEV) ## ruff: lint and format
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-types: $(INSTALLED_DEV) ## mypy, strict
-	@$(BIN)/mypy
+types: $(INSTALLED_DEV) ## mypy, strict, as on each of the platforms
+	@$(MAKE) --no-print-directory -j 2 $(addprefix types-on-,linux win32 darwin)
+
+types-on-%:
+	@$(BIN)/mypy --platform $* --cache-dir .mypy_cache/$*
 
 docs: $(INSTALLED_DOCS) ## the pages as a site that needs no network, in build/site; every link is checked
 	@$(BIN)/python docs/_commands.py

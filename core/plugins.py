@@ -7,7 +7,8 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -102,13 +103,13 @@ class PluginHost:
             if wanted is None or _is_built_in(entry) or entry.name in wanted:
                 host.load(entry)
             else:
-                host.switched_off.append(LoadedPlugin(entry.name, *_origin(entry)))
+                host.switched_off.append(LoadedPlugin(entry.name, *_origin(entry.dist)))
         absent = (wanted or set()) - {entry.name for entry in entries}
         host.broken += [BrokenPlugin(name, "?", "?", f"{SWITCH} names it, and it is not there") for name in absent]
         return host
 
     def load(self, entry: EntryPoint) -> None:
-        self._admit(entry.name, *_origin(entry), entry.load)
+        self._admit(entry.name, *_origin(entry.dist), entry.load)
 
     def register(self, plugin: object, name: str) -> None:
         """Adds a plugin object that is at hand, by the same door as an installed one."""
@@ -241,7 +242,7 @@ def _as_repo(model: str) -> str:
 
 
 def _looks_like_a_path(model: str) -> bool:
-    return model.startswith(("/", ".", "~")) or model.endswith(".gguf")
+    return model.startswith(("/", ".", "~")) or "\\" in model or model.endswith(".gguf")
 
 
 def _wanted() -> set[str] | None:
@@ -250,17 +251,19 @@ def _wanted() -> set[str] | None:
     return names - {NO_OTHERS} if names else None
 
 
-def _origin(entry: EntryPoint) -> tuple[str, str]:
-    """Distribution and version."""
-    return (entry.dist.name, entry.dist.version) if entry.dist else ("?", "?")
-
-
 def _is_built_in(entry: EntryPoint) -> bool:
-    return entry.dist is not None and entry.dist.name == DISTRIBUTION
+    name, _ = _origin(entry.dist)
+    return name == DISTRIBUTION
 
 
 def _built_ins_first(entry: EntryPoint) -> tuple[bool, str]:
     return (not _is_built_in(entry), entry.name)
+
+
+@lru_cache(maxsize=64)
+def _origin(distribution: Distribution | None) -> tuple[str, str]:
+    """Name and version, which are parsed from the distribution's metadata each time they are asked for."""
+    return ("?", "?") if distribution is None else (distribution.name, distribution.version)
 
 
 def _refuse_other_api(plugin: object) -> None:

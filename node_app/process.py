@@ -170,6 +170,8 @@ class Process:
             threading.Thread(target=self._await_signals, name="signals", daemon=True).start()
 
     def _await_signals(self) -> None:
+        if sys.platform == "win32":
+            return
         while True:
             signal.sigwait(_SIGNALS)
             self.quit()

@@ -2,7 +2,10 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,32 @@ def pytest_configure() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def entry_points_read_once() -> Iterator[None]:
+    """All distributions are looked through for them: a hundredth of a second, for each node of each test.
+
+    So long as nothing is installed: then a folder changes.
+    """
+    from core import plugins
+
+    @cache
+    def found(group: str, folders: tuple[tuple[str, int], ...]) -> EntryPoints:
+        return entry_points(group=group)
+
+    def folders() -> Iterator[tuple[str, int]]:
+        for folder in sys.path:
+            yield folder, Path(folder).stat().st_mtime_ns if Path(folder).exists() else 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plugins, "entry_points", lambda group: found(group, tuple(folders())))
+        yield
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if sys.platform == "win32" and item.get_closest_marker("unix"):
+        pytest.skip("Windows has no such signals or permissions")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -140,45 +140,53 @@ def room_name(module: str) -> str | None:
     return parts[1] if len(parts) > 1 else "core"
 
 
-@pytest.mark.parametrize("path", python_files("core"), ids=relative)
-def test_a_room_imports_only_what_its_row_of_the_table_allows(path: Path) -> None:
-    room = room_of(path)
+def beyond(room: Room, path: Path) -> set[str]:
+    """What `path` imports beside what its room may."""
     core = {name for module in imports(path) if (name := room_name(module))}
     libraries = {name for module in imports(path) if (name := library(module))}
-    assert room.core == ANY or core <= room.core, f"{relative(path)} imports core's {sorted(core - room.core)}"
-    assert room.libraries == ANY or libraries <= room.libraries, (
-        f"{relative(path)} imports {sorted(libraries - room.libraries)}"
-    )
+    found = set() if room.core == ANY else {f"core's {name}" for name in core - room.core}
+    return found if room.libraries == ANY else found | (libraries - room.libraries)
 
 
-@pytest.mark.parametrize("path", python_files("node_app"), ids=relative)
-def test_the_app_imports_only_what_its_row_of_the_table_allows(path: Path) -> None:
-    room = APP_FILES.get(path.name, APP)
-    core = {name for module in imports(path) if (name := room_name(module))}
-    libraries = {name for module in imports(path) if (name := library(module))}
-    assert core <= room.core, f"{relative(path)} imports core's {sorted(core - room.core)}"
-    assert libraries <= room.libraries, f"{relative(path)} imports {sorted(libraries - room.libraries)}"
+def by_file(found: Callable[[Path], Iterable[str]], *folders: str) -> dict[str, list[str]]:
+    """The files below `folders` of which `found` finds anything, with what it finds."""
+    each = {relative(path): sorted(found(path)) for path in python_files(*folders)}
+    return {path: names for path, names in each.items() if names}
 
 
-@pytest.mark.parametrize("path", python_files("core", "plugins"), ids=relative)
-def test_nobody_imports_the_app(path: Path) -> None:
-    assert [module for module in imports(path) if module.split(".")[0] == "node_app"] == []
+def test_a_room_imports_only_what_its_row_of_the_table_allows() -> None:
+    assert by_file(lambda path: beyond(room_of(path), path), "core") == {}
 
 
-@pytest.mark.parametrize("path", python_files("core"), ids=relative)
-def test_core_imports_no_plugin_by_name(path: Path) -> None:
-    assert [module for module in imports(path) if module.startswith("core_plugin_")] == []
+def test_the_app_imports_only_what_its_row_of_the_table_allows() -> None:
+    assert by_file(lambda path: beyond(APP_FILES.get(path.name, APP), path), "node_app") == {}
 
 
-@pytest.mark.parametrize("path", python_files("plugins"), ids=relative)
-def test_a_plugin_imports_the_public_surface_and_itself(path: Path) -> None:
-    ours = {module for module in imports(path) if not library(module) and module.startswith("core")}
-    package = next(part for part in path.relative_to(ROOT / "plugins").parts if part != "core-plugin-example")
-    if package == "tests":
-        package = "core_plugin_example"
-    inside = {module for module in ours if module.split(".")[0] == package}
-    testing = {module for module in ours if module.startswith("core.testing") and "tests" in path.parts}
-    assert ours - inside - testing <= PLUGIN_SURFACE
+def test_nobody_imports_the_app() -> None:
+    def of_the_app(path: Path) -> list[str]:
+        return [module for module in imports(path) if module.split(".")[0] == "node_app"]
+
+    assert by_file(of_the_app, "core", "plugins") == {}
+
+
+def test_core_imports_no_plugin_by_name() -> None:
+    def of_plugins(path: Path) -> list[str]:
+        return [module for module in imports(path) if module.startswith("core_plugin_")]
+
+    assert by_file(of_plugins, "core") == {}
+
+
+def test_a_plugin_imports_the_public_surface_and_itself() -> None:
+    def of_ours(path: Path) -> set[str]:
+        ours = {module for module in imports(path) if not library(module) and module.startswith("core")}
+        package = next(part for part in path.relative_to(ROOT / "plugins").parts if part != "core-plugin-example")
+        if package == "tests":
+            package = "core_plugin_example"
+        inside = {module for module in ours if module.split(".")[0] == package}
+        testing = {module for module in ours if module.startswith("core.testing") and "tests" in path.parts}
+        return ours - inside - testing - PLUGIN_SURFACE
+
+    assert by_file(of_ours, "plugins") == {}
 
 
 @pytest.mark.parametrize("seam", ["architecture", "checkpoint", "planner", "quantizer", "transport"])
@@ -233,9 +241,10 @@ def test_every_dependency_is_pinned_to_a_version_within_its_range() -> None:
             assert pinned[canonicalize_name(requirement.name)] in requirement.specifier, f"{requirement} is not pinned"
 
 
-@pytest.mark.parametrize("path", python_files("core", "node_app", "plugins", "tests", "benchmarks"), ids=relative)
-def test_no_python_file_is_longer_than_400_lines(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+def test_no_python_file_is_longer_than_400_lines() -> None:
+    folders = ("core", "node_app", "plugins", "tests", "benchmarks")
+    lines = {relative(path): len(path.read_text(encoding="utf-8").splitlines()) for path in python_files(*folders)}
+    assert {path: count for path, count in lines.items() if count > MAX_LINES} == {}
 
 
 REGISTRY_HOST = re.compile(

@@ -18,8 +18,6 @@ from core.runtime.kv_cache import capacity, longest_within
 
 STARVED_SECONDS = 120.0
 """For how long a session waits for memory that nobody else on its route can free."""
-ANSWER_TOKENS = 1024
-"""Reserved at a time for an answer whose length nobody has bounded."""
 SAME_CHAT = 64
 """Tokens: caches that go on longer than this behind a common beginning are copied from, not taken over."""
 
@@ -39,12 +37,16 @@ class Admission:
         left: Callable[[], None],
         *,
         max_sessions: int,
+        answer_tokens: int,
         keeps: bool,
         shares: bool = False,
         can_truncate: bool,
     ) -> None:
-        """`keeps`: ended sessions' caches stay for prompts that begin alike, of the same client unless it `shares` them
-        among all; `can_truncate` as in ModelSpec."""
+        """`answer_tokens` are reserved at a time for an answer whose length nobody has bounded.
+
+        `keeps`: ended sessions' caches stay for prompts that begin alike, of the same client unless it `shares` them
+        among all. `can_truncate` as in ModelSpec.
+        """
         self.running: dict[int, Session] = {}
         self.budget = KVBudget(lambda: route.kv_tokens, keeps=keeps)
         self.is_open = True
@@ -55,6 +57,7 @@ class Admission:
         self._begin = begin
         self._left = left
         self._max_sessions = max_sessions
+        self._answer_tokens = answer_tokens
         self._shares = shares
         self._can_truncate = can_truncate
         self._starved: list[Session] = []
@@ -151,7 +154,7 @@ class Admission:
         """What it reserves: all that it may hold if that was bounded, or the next part of it."""
         bound = session.prompt_tokens + session.decoding.max_tokens
         if not session.decoding.bounded:
-            bound = min(bound, len(session.tokens) + ANSWER_TOKENS)
+            bound = min(bound, len(session.tokens) + self._answer_tokens)
         return capacity(bound)
 
     def _grow(self, session: Session, place: Place) -> bool:

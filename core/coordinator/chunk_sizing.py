@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-MAX_ROWS = 512
-"""Of one prompt's chunk: others' decode steps pass between two chunks."""
-MIN_ROWS = 16
 CHUNK_SHARE = 0.75
 """Of a decode step's time: what a chunk may take of a stage, where others decode meanwhile."""
 _WEIGHT = 0.2
@@ -51,7 +48,10 @@ class Clock:
 class ChunkSizing:
     """Compute times of the slowest stage, in microseconds: per row of a chunk, and per decode step."""
 
-    def __init__(self) -> None:
+    def __init__(self, min_rows: int, max_rows: int) -> None:
+        """The bounds of one prompt's chunk: others' decode steps pass between two chunks."""
+        self._min_rows = min_rows
+        self._max_rows = max_rows
         self._row = Average()
         self._step = Average()
 
@@ -59,13 +59,14 @@ class ChunkSizing:
         slowest = max(compute_us, default=0)
         if decode:
             self._step.add(slowest)
-        elif rows >= MIN_ROWS:
+        elif rows >= self._min_rows:
             self._row.add(slowest / rows)
 
     def chunk_rows(self, *, others_decode: bool) -> int:
         """How many rows of a prompt the next batch takes: few, where the decode steps of others wait for them."""
         if not others_decode:
-            return MAX_ROWS
-        if not self._row.value or not self._step.value:
-            return 4 * MIN_ROWS
-        return max(MIN_ROWS, min(MAX_ROWS, int(CHUNK_SHARE * self._step.value / self._row.value)))
+            return self._max_rows
+        rows = 4 * self._min_rows
+        if self._row.value and self._step.value:
+            rows = int(CHUNK_SHARE * self._step.value / self._row.value)
+        return min(self._max_rows, max(self._min_rows, rows))

@@ -43,6 +43,7 @@ class Scheduler:
         head: Head,
         compute: ComputeThread,
         admission: Admission,
+        chunk_sizing: ChunkSizing,
         telemetry: Telemetry,
         on_idle: Callable[[Session], None],
     ) -> None:
@@ -53,7 +54,7 @@ class Scheduler:
         self._telemetry = telemetry
         self._on_idle = on_idle
         self._steps = Steps(head, route, self._may_follow)
-        self._chunk_sizing = ChunkSizing()
+        self._chunk_sizing = chunk_sizing
         self._ready: deque[Session] = deque()
         self._prefilling: deque[Session] = deque()
         self._idle_lanes = trio.lowlevel.ParkingLot()

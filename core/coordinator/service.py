@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import trio
 
 from core.coordinator.admission import Admission
+from core.coordinator.chunk_sizing import ChunkSizing
 from core.coordinator.head import Head
 from core.coordinator.route import Route
 from core.coordinator.scheduler import Scheduler
 from core.coordinator.session import Session
+from core.coordinator.settings import CoordinatorSettings
 from core.coordinator.telemetry import Telemetry
 from core.coordinator.waiting_queue import WaitingQueue
 from core.errors import RouteError
@@ -31,15 +33,13 @@ class Parting(RouteError):
 
 @dataclass(frozen=True, slots=True)
 class ServiceParts:
-    """What the services of all routes of one model share. `keeps`, `shares` and `can_truncate` as in Admission."""
+    """What the services of all routes of one model share. `can_truncate` as in ModelSpec."""
 
     head: Head
     compute: ComputeThread
     telemetry: Telemetry
     queue: WaitingQueue
-    max_sessions: int
-    keeps: bool
-    shares: bool
+    settings: CoordinatorSettings
     can_truncate: bool
 
 
@@ -49,18 +49,23 @@ class RouteService:
     def __init__(
         self, route: Route, shared: ServiceParts, on_room: Callable[[], None], on_idle: Callable[[Session], None]
     ) -> None:
+        settings = shared.settings
         self.route = route
         self.admission = Admission(
             route,
             shared.queue,
             self._begin,
             self._left,
-            max_sessions=shared.max_sessions,
-            keeps=shared.keeps,
-            shares=shared.shares,
+            max_sessions=settings.max_sessions,
+            answer_tokens=settings.answer_tokens,
+            keeps=settings.prefix_cache,
+            shares=settings.share_prefixes,
             can_truncate=shared.can_truncate,
         )
-        self.scheduler = Scheduler(route, shared.head, shared.compute, self.admission, shared.telemetry, on_idle)
+        sizing = ChunkSizing(settings.min_chunk, settings.max_chunk)
+        self.scheduler = Scheduler(
+            route, shared.head, shared.compute, self.admission, sizing, shared.telemetry, on_idle
+        )
         self._telemetry = shared.telemetry
         self._on_room = on_room
         self.ended = trio.Event()

@@ -21,6 +21,8 @@ class CoordinatorSettings:
     `max_sessions` run at once, others wait; `max_context` (tokens) None: as much as the model and the nodes' memory
     allow. `prefix_cache`: ended sessions' caches stay for prompts that begin alike, of the same client, or with
     `share_prefixes` of anybody.
+    No option sets how many tokens are taken at a time: `answer_tokens` of KV memory are reserved for an answer that
+    nobody bounded, and the chunks of a prompt have `min_chunk` to `max_chunk`.
     `local_nodes` are started beside the coordinator, and share this machine's memory among them; they compile their
     layers where it `compiles`. `state_dir` None: the
     system's place for it. `advertise`: hosts for invites, none for this machine's own addresses.
@@ -54,6 +56,9 @@ class CoordinatorSettings:
     prefix_cache: bool = True
     share_prefixes: bool = False
     speculation: bool = True
+    answer_tokens: int = 1024
+    min_chunk: int = 16
+    max_chunk: int = 512
     transport: str = DEFAULT_TRANSPORT
     planner: str = "measured"
     plan_for: PlanFor = PlanFor.LATENCY

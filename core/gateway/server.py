@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -211,7 +211,9 @@ async def _bind(host: str, port: int, settings: ApiSettings) -> socket.socket:
         _require_keys(str(address[0]), settings)
         listener = socket.socket(family, kind, protocol)
         try:
-            if os.name == "posix":
+            if sys.platform == "win32":  # where SO_REUSEADDR would let another program take the port
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+            else:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
             listener.listen(BACKLOG)

@@ -209,7 +209,8 @@ def _cuda_free(device: torch.device) -> int:
 
 
 def _mps() -> list[DeviceInfo]:
-    if not torch.backends.mps.is_available():
+    """A virtual machine may show one that holds nothing."""
+    if not torch.backends.mps.is_available() or refuse_dtype(torch.device("mps"), DType.FP32):
         return []
     return [DeviceInfo("mps", "mps", "Apple Silicon", int(torch.mps.recommended_max_memory()))]
 

@@ -14,8 +14,6 @@ import os
 import re
 import secrets
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,6 +23,8 @@ from typing import Any
 import httpx
 import psutil
 import trio
+
+from core.testing.fork_server import Forked, open_python
 
 COORDINATOR = "coordinator"
 """The name under which the `core serve` process goes."""
@@ -40,7 +40,7 @@ _ADDRESS = re.compile(r"^API +http://127\.0\.0\.1:(\d+)/v1\nnodes join +[\d.]+:(
 class Program:
     """A `core` process. `output` is what it has printed so far, standard error included."""
 
-    def __init__(self, name: str, process: trio.Process) -> None:
+    def __init__(self, name: str, process: trio.Process | Forked) -> None:
         self.name = name
         self.process = process
         self._output = bytearray()
@@ -146,6 +146,10 @@ class Cluster:
     def processes(self) -> dict[str, psutil.Process]:
         """All processes of this cluster that run now, by name; whoever started them, and whoever has orphaned them."""
         found = {}
+        for program in self.programs:
+            with suppress(psutil.Error):
+                if program.process.returncode is None:
+                    found[program.name] = psutil.Process(program.process.pid)
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.environ().get(_MARK) == self._mark:
@@ -171,13 +175,8 @@ class Cluster:
     async def start_program(self, name: str, *arguments: str | Path, cwd: Path | None = None) -> Program:
         """Starts `python arguments` as a process of this cluster; one that is a node says so by `--node-id NAME`."""
         assert self._nursery is not None
-        process = await trio.lowlevel.open_process(
-            [sys.executable, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=cwd or self._cwd,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **self._env, _MARK: self._mark},
-        )
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", **self._env, _MARK: self._mark}
+        process = await open_python(*arguments, env=env, cwd=cwd or self._cwd, imports_anew=bool(self._env))
         program = Program(name, process)
         self.programs.append(program)
         self._nursery.start_soon(program.read)

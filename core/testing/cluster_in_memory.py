@@ -306,7 +306,8 @@ async def memory_cluster(
     """A coordinator that serves `model`, and nodes, for the length of the block.
 
     `plugins` are the coordinator's; None: those that are installed. `settings` are more of `CoordinatorSettings`;
-    without `min_nodes`, each of the nodes gets layers. It need not be ready yet: see `MemoryCluster.ready`.
+    without `min_nodes`, each of the nodes gets layers. Unless they are to be rebalanced, layers stay where they are:
+    what is measured on a busy machine would move them. It need not be ready yet: see `MemoryCluster.ready`.
     """
     network = MemoryTransport()
     machine = Machine(network)
@@ -318,7 +319,7 @@ async def memory_cluster(
         device="cpu",
         threads=1,
         transport=machine.name,
-        **{"min_nodes": max(1, len(node_ids)), **settings},
+        **{"min_nodes": max(1, len(node_ids)), "rebalance": False, **settings},
     )
     coordinator = Coordinator(asked, plugins=plugins_on(machine, plugins))
     async with trio.open_nursery() as nursery:

@@ -11,6 +11,7 @@ A host with a delay is on a long cable: a task of the caller's carries its frame
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import shutil
@@ -20,11 +21,14 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 import trio
 
 _ALL_PROTOCOLS = 3
+_NETWORK_NAMESPACE = 0x40000000
+"""CLONE_NEWNET of sched.h."""
 _LARGEST_FRAME = 70_000
 _SOL_PACKET, _PACKET_VNET_HDR, _PACKET_IGNORE_OUTGOING = 263, 15, 23
 _ON_THE_WAY = 4096
@@ -40,9 +44,20 @@ class Host:
     cable: str
     """The end of its cable that is in the switch."""
 
+    @property
+    def namespace(self) -> Path:
+        return Path("/run/netns", self.name)
+
     def command(self, *words: str) -> list[str]:
         """The command that runs `words` there."""
         return ["ip", "netns", "exec", self.name, *words]
+
+
+def enter(namespace: Path) -> None:
+    """Moves this process, which has one thread, to the host of that network namespace."""
+    with namespace.open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _NETWORK_NAMESPACE) != 0:
+            raise OSError(ctypes.get_errno(), "setns", str(namespace))
 
 
 _NETWORKS = itertools.count(1)
@@ -157,6 +172,8 @@ def _frames_of(cable: str) -> Iterator[socket.socket]:
 
 
 async def _listen(cable: str, seen: bytearray) -> None:
+    if sys.platform != "linux":
+        raise OSError("there are no hosts here")
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PROTOCOLS)) as tap:
         tap.bind((cable, 0))
         tap.setblocking(False)

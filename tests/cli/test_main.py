@@ -153,7 +153,7 @@ def started(script: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child on Windows")
+@pytest.mark.unix
 @pytest.mark.parametrize(
     ("run", "number", "status", "said"),
     [
@@ -180,7 +180,7 @@ __main__.main()
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child on Windows")
+@pytest.mark.unix
 def test_ctrl_c_while_a_command_imports_ends_it_at_once_and_without_a_traceback() -> None:
     with started(EARLY) as process:
         process.send_signal(signal.SIGINT)

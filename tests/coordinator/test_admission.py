@@ -38,14 +38,12 @@ async def begin(cluster: MemoryCluster, nursery: trio.Nursery, request: Generati
     return running
 
 
-async def test_the_first_goes_on_when_the_last_makes_room(
-    model: Path, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_first_goes_on_when_the_last_makes_room(model: Path, prompt: tuple[int, ...]) -> None:
     """Two that each grow to all the memory there is: one has to begin anew, and the other must hear of it."""
-    monkeypatch.setattr("core.coordinator.admission.ANSWER_TOKENS", 100)
     other = tuple(token + 1 for token in prompt)
+    options = {"min_nodes": 2, "max_context": 300, "answer_tokens": 100, "speculation": False}
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, min_nodes=2, max_context=300, speculation=False) as cluster:
+        async with memory_cluster(model, **options) as cluster:
             await two_nodes(cluster, 512)
             alone = [await cluster.text(each, 300 - len(each)) for each in (prompt, other)]
             async with trio.open_nursery() as nursery:
@@ -99,7 +97,6 @@ async def test_a_chunk_that_fails_voids_those_behind_it(
     model: Path, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They leave a gap, which must not end the session, nor have it go on twice."""
-    monkeypatch.setattr("core.coordinator.chunk_sizing.MAX_ROWS", 10)
     run, failed = Stage.run, list[int]()
 
     def faulty(stage: Stage, hidden: torch.Tensor, segments: Any, **kwargs: Any) -> torch.Tensor:
@@ -109,7 +106,7 @@ async def test_a_chunk_that_fails_voids_those_behind_it(
         return run(stage, hidden, segments, **kwargs)
 
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a", "b", speculation=False, prefix_cache=False) as cluster:
+        async with memory_cluster(model, "a", "b", max_chunk=10, speculation=False, prefix_cache=False) as cluster:
             await cluster.ready()
             long = tuple(range(40, 140))
             expected = await cluster.text(long, 20)

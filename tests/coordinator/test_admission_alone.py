@@ -36,9 +36,8 @@ def admission_to(queue: WaitingQueue, counted: Counted) -> Admission:
     route = SimpleNamespace(
         kv_tokens=BUDGET, kv_capacity=BUDGET, is_settled=True, failure=None, epoch=1, hops=[SimpleNamespace(number=1)]
     )
-    return Admission(
-        cast(Route, route), queue, counted.begin, counted.leave, max_sessions=8, keeps=False, can_truncate=True
-    )
+    options = {"max_sessions": 8, "answer_tokens": 1024, "keeps": False, "can_truncate": True}
+    return Admission(cast(Route, route), queue, counted.begin, counted.leave, **options)
 
 
 def session(number: int, max_tokens: int, *, bounded: bool) -> Session:

@@ -37,7 +37,7 @@ TIMES = int(os.environ.get("CORE_FUZZ", "1"))
 ORDERS = 15 * TIMES
 SECONDS = 300
 """For one order, with all that it leaves behind: many times what it takes."""
-SOON = 20
+SOON = 100
 NODES = ("a", "b", "c")
 ENOUGH = 2
 STREAMS = 8
@@ -57,9 +57,8 @@ QUICK = {
     "core.node.report._STATE_SECONDS": 0.02,
     "core.coordinator.service.NEARLY_DONE": 8,
     "core.coordinator.session.READ_AHEAD": 6,
-    "core.coordinator.admission.ANSWER_TOKENS": 40,
-    "core.coordinator.chunk_sizing.MAX_ROWS": 48,
 }
+SMALL = {"min_nodes": ENOUGH, "rebalance": True, "answer_tokens": 40, "max_chunk": 48}
 PROMPT = tuple(range(40, 60))
 LONG = tuple(20 + 7 * place % 230 for place in range(150))
 LEAVES_AFTER = 90
@@ -383,7 +382,7 @@ def test_whatever_happens_in_whatever_order_each_stream_is_told_all_of_its_text_
 ) -> None:
     async def live() -> None:
         with trio.fail_after(SECONDS):
-            async with memory_cluster(model, min_nodes=ENOUGH, **options) as cluster, trio.open_nursery() as nursery:
+            async with memory_cluster(model, **SMALL, **options) as cluster, trio.open_nursery() as nursery:
                 await cluster.until(lambda status: status.layers > 0)
                 world = World(cluster, inside(cluster), wholes, nursery)
                 world.memory = memory

@@ -68,13 +68,10 @@ async def test_sessions_share_batches_and_stages_work_at_once(model: Path, promp
             assert most == 4, "half of the sessions for each of two stages"
 
 
-async def test_a_prompt_in_chunks_lets_decode_steps_pass(
-    model: Path, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("core.coordinator.chunk_sizing.MAX_ROWS", 10)
-    monkeypatch.setattr("core.coordinator.chunk_sizing.MIN_ROWS", 2)
+async def test_a_prompt_in_chunks_lets_decode_steps_pass(model: Path, prompt: tuple[int, ...]) -> None:
+    options = {"min_chunk": 2, "max_chunk": 10, "speculation": False, "prefix_cache": False}
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a", "b", speculation=False, prefix_cache=False) as cluster:
+        async with memory_cluster(model, "a", "b", **options) as cluster:
             await cluster.ready()
             expected = await cluster.text(LONG, 4)
             cluster.machine.sent.clear()
@@ -153,13 +150,13 @@ async def test_too_many_that_wait_and_too_long_a_wait_are_refused(
 
 
 async def test_answers_without_a_bound_make_room_for_who_came_first(
-    model: Path, prompt: tuple[int, ...], stages: list[Stage], monkeypatch: pytest.MonkeyPatch
+    model: Path, prompt: tuple[int, ...], stages: list[Stage]
 ) -> None:
     """Three that each grow to the whole context, two blocks, in memory for three blocks: later ones begin anew."""
-    monkeypatch.setattr("core.coordinator.admission.ANSWER_TOKENS", 100)
     prompts = [tuple(token + shift for token in prompt) for shift in range(3)]
+    options = {"min_nodes": 2, "max_context": 300, "answer_tokens": 100, "speculation": False}
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, min_nodes=2, max_context=300, speculation=False) as cluster:
+        async with memory_cluster(model, **options) as cluster:
             for node_id in ("a", "b"):
                 await cluster.start_node(node_id, max_memory=STAGE_BYTES + 768 * KV_BYTES)
             await cluster.ready()
@@ -298,14 +295,11 @@ async def deltas_of(cluster: MemoryCluster, request: GenerationRequest) -> list[
 
 
 @pytest.mark.parametrize("rows", [7, 512])
-async def test_a_prompts_log_probabilities_are_the_oracles(
-    model: Path, prompt: tuple[int, ...], rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("core.coordinator.chunk_sizing.MAX_ROWS", rows)
+async def test_a_prompts_log_probabilities_are_the_oracles(model: Path, prompt: tuple[int, ...], rows: int) -> None:
     logits = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)(torch.tensor([prompt])).logits[0]
     expected = logits.log_softmax(1)[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist()
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a", "b") as cluster:
+        async with memory_cluster(model, "a", "b", max_chunk=rows) as cluster:
             await cluster.ready()
             for max_tokens in (0, 3):
                 request = GenerationRequest(prompt, max_tokens=max_tokens, temperature=0, prompt_logprobs=2)

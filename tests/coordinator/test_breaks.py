@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from core.coordinator.admission import Admission
+from core.coordinator.chunk_sizing import ChunkSizing
 from core.coordinator.decoding import Decoding
 from core.coordinator.hop import Hop
 from core.coordinator.members import Member
@@ -110,12 +111,12 @@ async def test_a_session_that_moves_while_it_is_queued_is_not_run_on_the_route_t
         return run(stage, hidden, segments, **options)
 
     with trio.fail_after(300):
-        async with memory_cluster(model, "a", "b", rebalance=False, prefix_cache=False, speculation=False) as cluster:
+        options = {"rebalance": False, "prefix_cache": False, "speculation": False, "max_chunk": len(prompt)}
+        async with memory_cluster(model, "a", "b", **options) as cluster:
             await cluster.ready()
             await cluster.start_node("c")
             expected = await cluster.text(prompt, 150)
             monkeypatch.setattr(Stage, "run", gated)
-            monkeypatch.setattr("core.coordinator.chunk_sizing.MAX_ROWS", len(prompt))
             running = [RunningText() for _ in range(6)]
             async with trio.open_nursery() as nursery:
                 for each in running:
@@ -146,20 +147,18 @@ class Commands:
 async def test_a_route_that_breaks_while_a_cache_command_is_sent_is_served_no_longer() -> None:
     route = Route(1, [Hop(1, cast(Member, SimpleNamespace(node_id="a", link=Empty())), range(1), PRECISION)])
     nothing = cast(Any, None)
-    scheduler = Scheduler(route, nothing, nothing, cast(Admission, Commands()), nothing, nothing)
+    scheduler = Scheduler(route, nothing, nothing, cast(Admission, Commands()), ChunkSizing(16, 512), nothing, nothing)
     with trio.fail_after(300):
         await scheduler.run()
 
 
-def test_who_waits_for_more_room_gets_it_also_on_a_route_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.coordinator.admission.ANSWER_TOKENS", 40)
+def test_who_waits_for_more_room_gets_it_also_on_a_route_that_is_closed() -> None:
     route = SimpleNamespace(
         epoch=1, hops=[SimpleNamespace(number=1)], kv_tokens=512, kv_capacity=512, is_settled=True, failure=None
     )
     queue, begun = WaitingQueue(), []
-    admission = Admission(
-        cast(Route, route), queue, begun.append, lambda: None, max_sessions=4, keeps=False, can_truncate=True
-    )
+    options = {"max_sessions": 4, "answer_tokens": 40, "keeps": False, "can_truncate": True}
+    admission = Admission(cast(Route, route), queue, begun.append, lambda: None, **options)
     first, second = (_unbounded(number) for number in (1, 2))
     for session in (first, second):
         queue.add(session, math.inf)

@@ -90,12 +90,10 @@ async def test_while_a_stage_computes(
     gate: Any,
     inside: Any,
     clock: MockClock,
-    monkeypatch: pytest.MonkeyPatch,
     stages: list[Stage],
 ) -> None:
     """It ends at once, and what it holds is freed when the batch that is under way has passed."""
-    monkeypatch.setattr("core.coordinator.chunk_sizing.MAX_ROWS", 7)
-    async with ready_cluster(model, speculation=False) as cluster:
+    async with ready_cluster(model, speculation=False, max_chunk=7) as cluster:
         gate.close_after(3 * batches)
         late = Bounded(cluster, bounded(prompt))
         async with trio.open_nursery() as nursery:
@@ -150,11 +148,10 @@ async def test_a_time_that_is_up_before_anything_runs(
 
 
 async def test_what_was_prefilled_is_kept_for_a_second_try(
-    model: Path, prompt: tuple[int, ...], clock: MockClock, gate: Any, monkeypatch: pytest.MonkeyPatch
+    model: Path, prompt: tuple[int, ...], clock: MockClock, gate: Any
 ) -> None:
-    monkeypatch.setattr("core.coordinator.chunk_sizing.MAX_ROWS", 18)
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a") as cluster, trio.open_nursery() as nursery:
+        async with memory_cluster(model, "a", max_chunk=18) as cluster, trio.open_nursery() as nursery:
             await cluster.ready()
             gate.close_after(1)
             nursery.start_soon(Bounded(cluster, bounded(prompt)).run, "18 of its prompt's 20 tokens were prefilled")

@@ -19,7 +19,7 @@ from core.protocol.fields import LayerTime
 from core.protocol.messages import NodeState
 from core.testing.cluster_in_memory import MemoryCluster, memory_cluster, pass_time
 
-SECONDS = 60
+SECONDS = 300
 LAYERS = 6
 MS = 10**6
 
@@ -109,7 +109,7 @@ async def test_a_stage_that_stays_slow_is_shown_once_and_as_long_as_it_is(
 async def test_layers_move_from_a_machine_that_has_become_slow(model: Path, told: Told, clock: MockClock) -> None:
     """The spare is as fast as the other was, so no plan is better before. Afterwards nothing moves back and forth."""
     with trio.fail_after(SECONDS + 60 * HOLD_SECONDS):
-        async with memory_cluster(model, "a", min_nodes=1) as cluster:
+        async with memory_cluster(model, "a", min_nodes=1, rebalance=True) as cluster:
             await cluster.ready()
             told.by_id = {"a": 10 * MS, "b": 10 * MS}
             await pass_time(clock, 2)

@@ -58,7 +58,7 @@ async def test_a_killed_node_is_named_with_its_layers_at_once(
 
 async def test_a_spare_node_takes_the_place_of_a_dead_one(model: Path, prompt: tuple[int, ...]) -> None:
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a", "b", rebalance=False) as cluster:
+        async with memory_cluster(model, "a", "b") as cluster:
             await cluster.ready()
             whole = await cluster.text(prompt, LONG)
             await cluster.start_node("c")

@@ -98,6 +98,12 @@ def refusal(said: Said) -> Said:
     return said
 
 
+def no_room(said: Said) -> Said:
+    if said["type"] == "NODE_STATE":
+        said["payload"]["kv_room"] = 0
+    return said
+
+
 LIES = [no_number, another_shape, another_type, refusal]
 
 
@@ -125,7 +131,7 @@ async def test_who_begins_to_refuse_whatever_it_is_given_is_left_out_soon(
 ) -> None:
     until_now = FromNowOn(refusal)
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, min_nodes=2, max_nodes=2, rebalance=False) as cluster:
+        async with memory_cluster(model, min_nodes=2, max_nodes=2) as cluster:
             await cluster.start_node("a", max_memory=HALF)
             await cluster.start_node("liar", machine=LyingMachine(cluster.network, until_now), max_memory=HALF)
             await cluster.ready()
@@ -316,12 +322,13 @@ async def test_who_can_not_be_compared_does_not_stand_in(
 
 
 async def test_one_whose_memory_is_gone_ends_and_does_not_wait_for_ever(
-    model: Path, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, inside: Any
+    model: Path, prompt: tuple[int, ...], inside: Any
 ) -> None:
     """A node says that it has no room for caches, while it has some: nobody else could free any."""
-    monkeypatch.setattr("core.coordinator.admission.ANSWER_TOKENS", 100)
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a") as cluster:
+        async with memory_cluster(model, answer_tokens=100) as cluster:
+            until_now = FromNowOn(no_room)
+            await cluster.start_node("a", machine=LyingMachine(cluster.network, until_now))
             await cluster.ready()
             [member] = inside(cluster).members.all()
             request = GenerationRequest(prompt, temperature=0)
@@ -329,6 +336,7 @@ async def test_one_whose_memory_is_gone_ends_and_does_not_wait_for_ever(
                 async with cluster.coordinator.generate(request) as generation:
                     async for delta in generation:
                         if delta.tokens > 4:
+                            until_now.lies = True
                             member.reported = msgspec.structs.replace(member.reported, kv_room=0)
             await cluster.until(lambda _: not inside(cluster).running and not inside(cluster).waiting)
 

@@ -92,7 +92,7 @@ async def test_min_nodes_all_get_layers(model: Path, count: int) -> None:
 
 async def test_a_node_that_a_plan_leaves_out_lets_go_of_its_layers(model: Path, prompt: tuple[int, ...]) -> None:
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, min_nodes=1, rebalance=False) as cluster:
+        async with memory_cluster(model, min_nodes=1) as cluster:
             await cluster.start_node("a", max_memory=HALF)
             await cluster.start_node("b", max_memory=HALF)
             await cluster.ready()
@@ -117,7 +117,7 @@ async def test_a_node_that_a_plan_leaves_out_lets_go_of_its_layers(model: Path, 
 
 async def test_a_spare_node_is_spare_no_more_when_nobody_serves(model: Path) -> None:
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, min_nodes=1, rebalance=False) as cluster:
+        async with memory_cluster(model, min_nodes=1) as cluster:
             for node_id in ("a", "b"):
                 await cluster.start_node(node_id, max_memory=HALF)
             await cluster.ready()
@@ -145,7 +145,7 @@ async def test_one_id_is_one_node(model: Path, prompt: tuple[int, ...], oracle: 
 async def test_a_node_that_joins_again_takes_its_old_place(model: Path, prompt: tuple[int, ...], oracle: str) -> None:
     """Its old connection seems alive to the coordinator, as after a cut cable."""
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a", "b", rebalance=False) as cluster:
+        async with memory_cluster(model, "a", "b") as cluster:
             await cluster.ready()
             cluster.machines["b"].unplug()
             cluster.stop_node("b")

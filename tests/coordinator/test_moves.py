@@ -157,7 +157,7 @@ async def test_a_faster_newcomer_takes_part_without_anybody_waiting(
 ) -> None:
     speeds.by_id = {"quick": 10**9}
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "slow", min_nodes=1) as cluster:
+        async with memory_cluster(model, "slow", min_nodes=1, rebalance=True) as cluster:
             await cluster.ready()
             undisturbed = await cluster.text(prompt, 200)
             gate.close_after(20)
@@ -174,7 +174,7 @@ async def test_a_faster_newcomer_takes_part_without_anybody_waiting(
 
 async def test_a_newcomer_that_makes_nothing_better_is_spare(model: Path, speeds: Speeds, clock: MockClock) -> None:
     with trio.fail_after(SECONDS + 3 * REBALANCE_SECONDS):
-        async with memory_cluster(model, "a", min_nodes=1) as cluster:
+        async with memory_cluster(model, "a", min_nodes=1, rebalance=True) as cluster:
             await cluster.ready()
             await cluster.start_node("b", max_memory=2**27)
             await pass_time(clock, 2 * REBALANCE_SECONDS)
@@ -187,7 +187,7 @@ async def test_plans_are_never_made_back_and_forth(model: Path, speeds: Speeds, 
     """A quick node that comes and goes moves the layers once each minute at most."""
     speeds.by_id = {"quick": 10**9}
     with trio.fail_after(SECONDS + 10 * REBALANCE_SECONDS):
-        async with memory_cluster(model, "slow", min_nodes=1) as cluster:
+        async with memory_cluster(model, "slow", min_nodes=1, rebalance=True) as cluster:
             await cluster.ready()
             await cluster.start_node("quick", max_memory=2**27)
             await cluster.ready(after_epoch=1)
@@ -257,7 +257,7 @@ async def test_a_better_plan_that_memory_has_no_room_for_beside_is_loaded_while_
     """b holds all 6 layers and has room for no others; the quick node needs it for one of them."""
     speeds.by_id = {"quick": 10**9}
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, min_nodes=2) as cluster:
+        async with memory_cluster(model, min_nodes=2, rebalance=True) as cluster:
             room = await room_for_layers(cluster, inside)
             await cluster.start_node("a", max_memory=room(3))
             await cluster.start_node("b", max_memory=room(3))

@@ -33,7 +33,7 @@ def layers_of(cluster: MemoryCluster) -> dict[str, tuple[int, int] | None]:
 
 async def test_layers_of_a_node_that_pauses_go_to_another(model: Path, prompt: tuple[int, ...], oracle: str) -> None:
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a", max_nodes=1, rebalance=False) as cluster:
+        async with memory_cluster(model, "a", max_nodes=1) as cluster:
             await cluster.ready()
             await cluster.start_node("b")
             cluster.duties["a"].pause("this machine runs on battery")
@@ -167,7 +167,7 @@ async def test_what_runs_on_a_node_that_leaves_moves_to_another(
 ) -> None:
     """Its reader has not caught up: so it is in the middle of its text when the next route is there."""
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a", max_nodes=1, rebalance=False) as cluster:
+        async with memory_cluster(model, "a", max_nodes=1) as cluster:
             await cluster.ready()
             whole = await cluster.text(prompt, 400)
             await cluster.start_node("b")

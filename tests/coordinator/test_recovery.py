@@ -142,12 +142,11 @@ async def test_whatever_shapes_a_generation_survives(
 
 
 async def test_a_prompt_that_is_read_for_its_log_probabilities_is_read_again(
-    model: Path, prompt: tuple[int, ...], gate: Any, monkeypatch: pytest.MonkeyPatch
+    model: Path, prompt: tuple[int, ...], gate: Any
 ) -> None:
-    monkeypatch.setattr("core.coordinator.chunk_sizing.MAX_ROWS", 7)
     request = greedy(prompt, 3, prompt_logprobs=0)
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a", "b") as cluster:
+        async with memory_cluster(model, "a", "b", max_chunk=7) as cluster:
             await cluster.ready()
             await cluster.start_node("c")
             undisturbed = await Told().read(cluster, request)

@@ -21,7 +21,7 @@ from core.protocol.messages import PROTOCOL_VERSION, Hello, LeftOut
 from core.testing.cluster_in_memory import memory_cluster
 from core.testing.lone_node import lone_node
 
-SECONDS = 60
+SECONDS = 300
 OWNER = LoadedPlugin("mammoth", "core-plugin-mammoth", "1.2", ["architecture mammoth"])
 REQUIREMENTS = Requirements({"architecture mammoth": OWNER})
 

@@ -95,12 +95,9 @@ async def test_text_is_the_oracles_also_for_many_at_once(
             await nothing_is_left(cluster, stages)
 
 
-async def test_prefill_in_chunks_gives_the_same_text(
-    model: Path, prompt: tuple[int, ...], oracle: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("core.coordinator.chunk_sizing.MAX_ROWS", 7)
+async def test_prefill_in_chunks_gives_the_same_text(model: Path, prompt: tuple[int, ...], oracle: str) -> None:
     with trio.fail_after(SECONDS):
-        async with ready_cluster(model) as cluster:
+        async with ready_cluster(model, max_chunk=7) as cluster:
             assert await cluster.text(prompt, TOKENS) == oracle
 
 
@@ -139,14 +136,12 @@ async def test_who_is_cancelled_while_a_stage_computes_leaves_nothing(
     when: str,
     gate: Any,
     inside: Any,
-    monkeypatch: pytest.MonkeyPatch,
     stages: list[Stage],
 ) -> None:
     """The CLEAR_CACHE that frees a session must not overtake the batch that is under way, or that begins it anew."""
-    monkeypatch.setattr("core.coordinator.chunk_sizing.MAX_ROWS", 7)
     batches = {"in the first prefill chunk": 0, "in a later one": 1, "in a decode step": 5}[when]
     with trio.fail_after(SECONDS):
-        async with ready_cluster(model, links) as cluster:
+        async with ready_cluster(model, links, max_chunk=7) as cluster:
             gate.close_after(3 * batches)
             with trio.CancelScope() as scope:
                 async with trio.open_nursery() as nursery:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import trio
 
-from core.coordinator.pauses import DRAIN_SECONDS
 from core.errors import NotReady, RouteError
 from core.interfaces.engine import GenerationRequest
 from core.runtime.stage import Stage
@@ -79,7 +78,8 @@ class Crowd:
 
 async def alone(model: Path, crowd: Crowd) -> dict[int, str]:
     """What each makes when nothing else runs, with everything off."""
-    async with memory_cluster(model, "a", speculation=False, prefix_cache=False, max_sessions=1) as cluster:
+    options = {"speculation": False, "prefix_cache": False, "max_sessions": 1, "answer_tokens": 40, "max_chunk": 48}
+    async with memory_cluster(model, "a", **options) as cluster:
         await cluster.ready()
         texts = {}
         for index, prompt in enumerate(crowd.prompts):
@@ -92,14 +92,12 @@ async def alone(model: Path, crowd: Crowd) -> dict[int, str]:
 async def test_a_crowd_is_served_as_if_each_were_alone(
     model: Path, seed: int, event: str, inside: Any, stages: list[Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("core.coordinator.admission.ANSWER_TOKENS", 40)
-    monkeypatch.setattr("core.coordinator.chunk_sizing.MAX_ROWS", 48)
     monkeypatch.setattr("core.coordinator.speculation.Speculation._pays", lambda _: True)
     crowd = Crowd(seed)
     with trio.fail_after(SECONDS):
         expected = await alone(model, crowd)
         stages.clear()
-        async with memory_cluster(model, min_nodes=2) as cluster:
+        async with memory_cluster(model, min_nodes=2, rebalance=True, answer_tokens=40, max_chunk=48) as cluster:
             for node_id in ("a", "b"):
                 await cluster.start_node(node_id, max_memory=STAGE_BYTES + KV_TOKENS * KV_BYTES)
             await cluster.ready()
@@ -123,19 +121,15 @@ async def befall(cluster: MemoryCluster, event: str) -> None:
         await cluster.start_node("b", max_memory=STAGE_BYTES + KV_TOKENS * KV_BYTES)
     else:
         cluster.duties["b"].pause("a game")
-        paused = [("b", "paused")]
-        await cluster.until(
-            lambda status: [(n.node_id, n.state) for n in status.nodes if n.state == "paused"] == paused,
-            timeout=DRAIN_SECONDS + 5,
-        )
+        await cluster.until(lambda status: [n.node_id for n in status.nodes if n.state == "paused"] == ["b"])
         cluster.duties["b"].resume()
 
 
 async def nothing_but_what_is_kept(cluster: MemoryCluster, inside: Any, stages: list[Stage]) -> None:
-    """Behind a token that went the same way, and so behind all that was sent before it."""
-    await cluster.text((5,), 1)
+    """Once the batches have come back that sessions were in whose readers left: two lanes may overtake each other."""
+    await cluster.until(lambda _: not inside.running)
     budget = inside.service.admission.budget
-    assert (inside.running, inside.waiting, budget.reserved) == ({}, [], 0)
+    assert (inside.waiting, budget.reserved) == ([], 0)
     kept = {each.cache: each.room for each in budget._kept}
     live = {stage.layers: stage for stage in stages}.values()
     await cluster.until(lambda _: all(set(stage.caches._sessions) <= set(kept) for stage in live))

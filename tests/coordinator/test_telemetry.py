@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import trio
 
 from core.coordinator.telemetry import Histogram
@@ -24,13 +23,10 @@ def counted(cluster: MemoryCluster) -> dict[tuple[str, str], float]:
     }
 
 
-async def test_a_generation_is_told_from_its_coming_to_its_end(
-    model: Path, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("core.coordinator.chunk_sizing.MAX_ROWS", 8)
+async def test_a_generation_is_told_from_its_coming_to_its_end(model: Path, prompt: tuple[int, ...]) -> None:
     told: list[SessionStatus] = []
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a", "b") as cluster:
+        async with memory_cluster(model, "a", "b", max_chunk=8) as cluster:
             await cluster.ready()
             async with cluster.coordinator.watch() as events:
                 await cluster.text(prompt, 12)

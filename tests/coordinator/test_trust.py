@@ -221,7 +221,7 @@ async def test_a_member_whose_old_connection_is_dead_but_not_yet_noticed_comes_a
 async def test_a_removed_member_is_turned_out_at_once_and_the_others_stay(
     model: Path, state: StateDir, prompt: tuple[int, ...], oracle: str
 ) -> None:
-    async with open_to_friends(model, state, dtype=DType.FP32, rebalance=False) as cluster:
+    async with open_to_friends(model, state, dtype=DType.FP32) as cluster:
         await cluster.start_node("anna", machine=friend(cluster), membership=invited(state))
         epoch = (await cluster.ready()).route_epoch
         spare = invited(state)

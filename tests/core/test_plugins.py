@@ -1,5 +1,6 @@
 """The plugin host: what works is added, what doesn't is set aside with its cause, and everything else goes on."""
 
+import re
 from collections.abc import Callable
 from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
@@ -338,11 +339,11 @@ def test_asking_for_what_a_broken_plugin_may_have_added_says_why_it_is_missing(l
     assert "no licence" in no_format.value.message
 
 
-@pytest.mark.parametrize("model", ["models/none.gguf", "/nope", "./x", "../x", "~/none"])
+@pytest.mark.parametrize("model", ["models/none.gguf", "/nope", "./x", "../x", "~/none", r"C:\models\none"])
 def test_a_path_that_does_not_exist_is_said_not_to(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(CheckpointError, match=f"there is no file or directory {model}.*check the path"):
+    with pytest.raises(CheckpointError, match=f"there is no file or directory {re.escape(model)}.*check the path"):
         PluginHost().open_checkpoint(Source(model))
 
 

@@ -18,6 +18,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.cluster import Cluster, open_cluster
+from core.testing.fork_server import fork_server
 
 NEAR_TIE = 1e-3
 CHARACTER_TOKENS = 4
@@ -81,6 +82,12 @@ class Oracle:
         assert near < NEAR_TIE, f"{text!r} is not {expected!r}: they part at token {parting}, where it leads by {near}"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forked() -> Iterator[None]:
+    with fork_server():
+        yield
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("tiny"), max_position_embeddings=4096)
@@ -103,14 +110,17 @@ def portal() -> Iterator[BlockingPortal]:
 
 
 SharedCluster = Callable[..., AbstractContextManager[Cluster]]
-"""open_cluster, ready, in a thread of its own: for fixtures of a wider scope than one test."""
+"""open_cluster with `nodes`, ready, in a thread of its own: for fixtures of a wider scope than one test."""
 
 
 @pytest.fixture(scope="session")
 def shared_cluster(portal: BlockingPortal) -> SharedCluster:
     @contextmanager
-    def shared(*args: Any, **options: Any) -> Iterator[Cluster]:
-        with portal.wrap_async_context_manager(open_cluster(*args, **options)) as cluster:
+    def shared(model: Path, *options: str, nodes: Sequence[str]) -> Iterator[Cluster]:
+        options += ("--min-nodes", str(len(nodes)))
+        with portal.wrap_async_context_manager(open_cluster(model, *options)) as cluster:
+            for name in nodes:
+                portal.call(cluster.start_node, name)
             portal.call(cluster.wait_ready)
             yield cluster
 
@@ -119,8 +129,8 @@ def shared_cluster(portal: BlockingPortal) -> SharedCluster:
 
 @pytest.fixture(scope="session")
 def pair(shared_cluster: SharedCluster, model: Path) -> Iterator[Cluster]:
-    """Two local nodes that serve `model` in fp32. Tests leave it as they found it."""
-    with shared_cluster(model, "--dtype", "fp32", "--no-prefix-cache", local_nodes=2) as cluster:
+    """Two nodes that serve `model` in fp32. Tests leave it as they found it."""
+    with shared_cluster(model, "--dtype", "fp32", "--no-prefix-cache", nodes=("one", "two")) as cluster:
         yield cluster
 
 

@@ -56,7 +56,8 @@ async def test_two_nodes_answer_as_the_oracle(pair: Cluster, oracle: Any) -> Non
 
 async def test_one_node_answers_as_the_oracle(model: Path, oracle: Any) -> None:
     with trio.fail_after(SECONDS):
-        async with open_cluster(model, "--dtype", "fp32", local_nodes=1) as cluster:
+        async with open_cluster(model, "--dtype", "fp32") as cluster:
+            await cluster.start_node("one")
             await cluster.wait_ready()
             assert [node["layers"] for node in (await cluster.status())["nodes"]] == [[0, 6]]
             await check_greedy(cluster, oracle)

@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,21 +15,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from core.testing.fork_server import run_python
+
 USAGE, FAILED = 2, 1
-SECONDS = 300
 WEIGHTS = "model.safetensors"
 QUIET = ("--log-level", "error", "--threads", "1")
 
 
-def core(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "core", *arguments]
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "400"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, env=env)
+def core(*arguments: str, offline: bool = False) -> subprocess.CompletedProcess[str]:
+    env = {"COLUMNS": "400", **({"HF_HUB_OFFLINE": "1"} if offline else {})}
+    return run_python("-m", "core", *arguments, env=env, imports_anew=offline)
 
 
-def serve(model: Path | str, *options: str) -> subprocess.CompletedProcess[str]:
+def serve(model: Path | str, *options: str, offline: bool = False) -> subprocess.CompletedProcess[str]:
     ports = ("--node-port", "0", "--api-port", "0")
-    return core("serve", "--model", str(model), *ports, *QUIET, *options)
+    return core("serve", "--model", str(model), *ports, *QUIET, *options, offline=offline)
 
 
 def check_refused(done: subprocess.CompletedProcess[str], status: int, *words: str) -> None:
@@ -107,7 +106,7 @@ def test_a_path_that_does_not_exist(tmp_path: Path) -> None:
 
 
 def test_a_name_that_no_hub_was_asked_for_before() -> None:
-    check_refused(serve("nobody/nothing"), FAILED, "nobody/nothing")
+    check_refused(serve("nobody/nothing", offline=True), FAILED, "nobody/nothing")
 
 
 def test_a_missing_tensor_is_named(damaged: Damaged) -> None:

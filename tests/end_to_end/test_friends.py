@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ import pytest
 import trio
 
 from core.testing.cluster import Program
+from core.testing.fork_server import open_python
 from core.testing.hosts import Host, Network, can_have_hosts, open_hosts
 from core.trust.link import InviteLink
 
@@ -79,16 +79,8 @@ class Friends:
         return await self._run(self.network.hosts[0], "-c", STREAM.format(prompt=PROMPT, tokens=tokens))
 
     async def _run(self, host: Host, *words: str, stdin: str = "", state: Path | None = None) -> Program:
-        process = await trio.lowlevel.open_process(
-            host.command(sys.executable, *words),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "CORE_STATE_DIR": str(state or self.state(host))},
-        )
-        assert process.stdin is not None
-        await process.stdin.send_all(stdin.encode())
-        await process.stdin.aclose()
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", "CORE_STATE_DIR": str(state or self.state(host))}
+        process = await open_python(*words, env=env, stdin=stdin.encode(), host=host)
         program = Program(" ".join(words[2:3]), process)
         self.programs.append(program)
         self._nursery.start_soon(program.read)

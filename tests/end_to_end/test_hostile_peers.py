@@ -31,8 +31,6 @@ from core.protocol.messages import (
 from core.testing.cluster import COORDINATOR, Cluster
 
 SECONDS = 300
-CLOSED_SECONDS = 15.0
-"""By when a port has closed a connection that it does not want: it gives a peer five seconds to say who it is."""
 PROMPT = "The layers of one model lie on several machines."
 TOKENS = 200
 Streaming = Callable[..., Any]
@@ -104,7 +102,7 @@ async def websocket(port: int) -> AsyncIterator[trio_websocket.WebSocketConnecti
 async def send_bytes(port: int, *data: bytes) -> None:
     """Sends, and waits for the other side to close."""
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-        with trio.fail_after(CLOSED_SECONDS), suppress(trio.BrokenResourceError):
+        with trio.fail_after(SECONDS), suppress(trio.BrokenResourceError):
             for each in data:
                 await stream.send_all(each)
             while await stream.receive_some():
@@ -114,7 +112,7 @@ async def send_bytes(port: int, *data: bytes) -> None:
 async def messages_of(socket: trio_websocket.WebSocketConnection) -> list[Message]:
     """What comes until the other side closes."""
     decoder, messages = Decoder(), []
-    with trio.fail_after(CLOSED_SECONDS):
+    with trio.fail_after(SECONDS):
         try:
             while True:
                 packet = decoder.feed(await socket.get_message())
@@ -203,7 +201,7 @@ LIES: dict[str, Callable[[int], Message]] = {
     "a false failure": lambda epoch: InferenceError(epoch, "it is broken"),
     "a false alarm": lambda epoch: PeerLost(epoch, "it is gone"),
     "a false order": lambda epoch: ClearCache(epoch, [1, 2, 3]),
-    "a second greeting": lambda epoch: Hello(PROTOCOL_VERSION, "local-1"),
+    "a second greeting": lambda epoch: Hello(PROTOCOL_VERSION, "one"),
 }
 
 

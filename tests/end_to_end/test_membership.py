@@ -111,6 +111,7 @@ async def test_a_client_that_goes_away_leaves_nothing_on_any_node(pair: Cluster,
         print(f"everything was freed {time.monotonic() - gone:.2f} s after the client had gone")
 
 
+@pytest.mark.unix
 async def test_a_node_that_is_killed_or_hangs_ends_the_answer_with_its_name_and_the_next_one_is_whole(
     model: Path, oracle: Any, streaming: Streaming
 ) -> None:

@@ -61,6 +61,12 @@ def oracle(opened: Model, transformers_model: Any, oracle_of: Callable[[Any, Any
     return oracle_of(transformers_model, opened.checkpoint.tokenizer())
 
 
+async def two_nodes(cluster: Cluster) -> None:
+    for name in ("one", "two"):
+        await cluster.start_node(name)
+    await cluster.wait_ready()
+
+
 async def answer(cluster: Cluster, messages: list[dict[str, str]]) -> Any:
     async with cluster.client() as client:
         body = {"model": cluster.model, "messages": messages, "temperature": 0, "max_tokens": TOKENS}
@@ -69,8 +75,8 @@ async def answer(cluster: Cluster, messages: list[dict[str, str]]) -> Any:
 
 async def test_two_nodes_in_fp32_answer_as_the_oracle(path: Path, oracle: Any) -> None:
     with trio.fail_after(SECONDS):
-        async with open_cluster(path, "--quant", "fp16", "--dtype", "fp32", local_nodes=2) as cluster:
-            await cluster.wait_ready()
+        async with open_cluster(path, "--quant", "fp16", "--dtype", "fp32", "--min-nodes", "2") as cluster:
+            await two_nodes(cluster)
             for messages in CHATS:
                 said = await answer(cluster, messages)
                 prompt = oracle.encode_chat(messages)
@@ -87,8 +93,8 @@ async def test_two_nodes_know_the_capital_of_france(
     path: Path, options: tuple[str, ...], packed: tuple[str, str]
 ) -> None:
     with trio.fail_after(SECONDS):
-        async with open_cluster(path, *options, local_nodes=2) as cluster:
-            await cluster.wait_ready()
+        async with open_cluster(path, *options, "--min-nodes", "2") as cluster:
+            await two_nodes(cluster)
             status = await cluster.status()
             assert (status["quant"], status["dtype"]) == packed
             assert "perplexity" in status["quality"]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from core.testing.cluster import Cluster, open_cluster
@@ -46,10 +47,11 @@ async def holders(cluster: Cluster) -> list[str]:
     return [str(node["node_id"]) for node in sorted(nodes, key=lambda node: node["layers"])]
 
 
-HARMS = ((signal.SIGKILL, 0), (signal.SIGKILL, 1), (signal.SIGSTOP, 1), (signal.SIGTERM, 0))
+HARMS = (("SIGKILL", 0), ("SIGKILL", 1), ("SIGSTOP", 1), ("SIGTERM", 0))
 """What befalls the node at which place in the route, one after another."""
 
 
+@pytest.mark.unix
 async def test_streams_outlive_machines_that_are_killed_or_stopped_or_asked_to_leave(
     model: Path, streaming: Streaming
 ) -> None:
@@ -67,21 +69,19 @@ async def test_streams_outlive_machines_that_are_killed_or_stopped_or_asked_to_l
             await cluster.wait_until(lambda status: all(node["kv_tokens"] == 0 for node in status["nodes"]))
 
 
-async def check_they_go_on(
-    cluster: Cluster, streaming: Streaming, expected: list[str], harm: signal.Signals, place: int
-) -> None:
+async def check_they_go_on(cluster: Cluster, streaming: Streaming, expected: list[str], harm: str, place: int) -> None:
     texts = [Text(at=3 + 4 * index) for index in range(len(PROMPTS))]
     async with trio.open_nursery() as nursery:
         for text, prompt in zip(texts, PROMPTS, strict=True):
             nursery.start_soon(text.read, streaming, cluster, prompt)
         await texts[-1].reached.wait()
         hit = (await holders(cluster))[place]
-        await cluster.send_signal(hit, harm)
+        await cluster.send_signal(hit, signal.Signals[harm])
     assert [text.error for text in texts] == [""] * len(PROMPTS)
     assert [text.text for text in texts] == expected
     assert [text.usage["completion_tokens"] for text in texts] == [TOKENS] * len(PROMPTS)
     await cluster.wait_until(lambda status: hit not in {node["node_id"] for node in status["nodes"]})
-    if harm == signal.SIGSTOP:
+    if harm == "SIGSTOP":
         await cluster.kill(hit)
 
 

@@ -14,6 +14,7 @@ import trio
 from core.testing.cluster import COORDINATOR, open_cluster
 
 SECONDS = 300
+pytestmark = pytest.mark.unix
 ENDLESS = "ade"
 """A prompt that the model comes to no end of."""
 Streaming = Callable[..., Any]

@@ -13,7 +13,7 @@ from core.errors import CoreError, leaves
 def test_it_shows_nodes_layers_and_the_kv_cache(pair: Any) -> None:
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["top", "--once", "--url", pair.url], catch_exceptions=False)
     assert result.exit_code == 0
-    for node in ("local-1", "local-2"):
+    for node in ("one", "two"):
         assert node in result.output
     assert "ready" in result.output
     assert "KV cache: " in result.output

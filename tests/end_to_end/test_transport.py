@@ -10,7 +10,7 @@ from core.testing.cluster import open_cluster
 from core.trust.invite import new_invite
 from core.trust.state_dir import StateDir
 
-SECONDS = 180
+SECONDS = 300
 
 
 async def test_who_joins_by_an_invite_comes_by_the_hosts_transport(model: Path, tmp_path: Path) -> None:

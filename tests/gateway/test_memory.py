@@ -125,7 +125,7 @@ async def with_client(address: tuple[str, int], talk: Callable[[OpenAI], Any], k
         with OpenAI(base_url=f"http://{address[0]}:{address[1]}/v1", api_key=key, max_retries=0) as client:
             return talk(client)
 
-    with trio.fail_after(30):
+    with trio.fail_after(300):
         return await trio.to_thread.run_sync(run)
 
 

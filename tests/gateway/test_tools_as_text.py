@@ -29,9 +29,9 @@ CHAT: dict[str, Any] = {"model": "org/tiny", "messages": [USER], "tools": [NOW]}
 @asynccontextmanager
 async def asking(engine: Any, nursery: trio.Nursery, **tools: Any) -> AsyncIterator[httpx.AsyncClient]:
     settings = ApiSettings(tools=ToolSettings(**tools))
-    with trio.fail_after(30):
+    with trio.fail_after(300):
         host, port = await nursery.start(serve_http, engine, "127.0.0.1", 0, settings)
-        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=10) as client:
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=300) as client:
             yield client
 
 

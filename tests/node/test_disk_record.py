@@ -13,7 +13,7 @@ from core.runtime import kept_file
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.lone_node import lone_node, shard_of
 
-SECONDS = 60
+SECONDS = 300
 ONE, OTHER = bytes(32), bytes(range(32))
 
 

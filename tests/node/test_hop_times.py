@@ -17,7 +17,7 @@ from core.runtime.speed import WeightSpeed
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.lone_node import PlayedCoordinator, lone_node, shard_of
 
-SECONDS = 60
+SECONDS = 300
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 import trio
+
+from core.testing.fork_server import Forked, fork_server, open_python
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -140,7 +142,7 @@ class Desktop:
 class Started:
     """`core-node` as a process; `output` is what it has printed so far."""
 
-    def __init__(self, process: trio.Process) -> None:
+    def __init__(self, process: trio.Process | Forked) -> None:
         self.process = process
         self.output = ""
 
@@ -161,10 +163,15 @@ class Started:
 @asynccontextmanager
 async def _started(folder: Path, *options: str, before: str = "", **env: str) -> AsyncIterator[Started]:
     main = f"{before}\nfrom node_app.main import main; main()"
-    command = [sys.executable, "-c", main, "--folder", str(folder), *options]
     with trio.fail_after(SECONDS):
-        process = await trio.lowlevel.open_process(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **env}
+        process = await open_python(
+            "-c",
+            main,
+            "--folder",
+            folder,
+            *options,
+            env={**os.environ, **env},
+            imports_anew="PYTHONPATH" in env,
         )
         try:
             yield Started(process)
@@ -174,8 +181,14 @@ async def _started(folder: Path, *options: str, before: str = "", **env: str) ->
                 await process.wait()
 
 
+@pytest.fixture(scope="session")
+def forked() -> Iterator[None]:
+    with fork_server():
+        yield
+
+
 @pytest.fixture
-def started() -> Callable[..., AbstractAsyncContextManager[Started]]:
+def started(forked: None) -> Callable[..., AbstractAsyncContextManager[Started]]:
     """`core-node` with its files below a folder, more options, and more of an environment; `before` it Python code."""
     return _started
 

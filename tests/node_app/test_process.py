@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ import httpx
 import pytest
 import trio
 
+from core.testing.fork_server import run_python
+
+pytestmark = pytest.mark.unix
 ADDRESS = re.compile(r"^status page  (http://127\.0\.0\.1:\d+/\S+/)$", re.MULTILINE)
-APP = [sys.executable, "-m", "node_app"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -30,12 +32,10 @@ async def test_it_serves_its_page_and_ends_by_a_signal(started: Any, tmp_path: P
     assert not (tmp_path / "state" / "app.json").exists()
 
 
-async def again(folder: Path, *options: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
+async def again(folder: Path, *options: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """`core-node`, to its end, with an invite on standard input."""
-    command, said = [*APP, "--folder", str(folder), *options], {"capture_stdout": True, "capture_stderr": True}
-    return await trio.run_process(
-        command, stdin=b"127.0.0.1:1\n", check=False, env={**os.environ, **(env or {})}, **said
-    )
+    words = ("-m", "node_app", "--folder", str(folder), *options)
+    return await trio.to_thread.run_sync(partial(run_python, *words, env=env, stdin=b"127.0.0.1:1\n"))
 
 
 async def test_a_second_start_reaches_the_first_and_tells_its_address(
@@ -44,14 +44,14 @@ async def test_a_second_start_reaches_the_first_and_tells_its_address(
     async with started(tmp_path, "--headless") as app:
         url = (await app.printed(ADDRESS))[1]
         second = await again(tmp_path, "--headless", "-")
-        assert "has the invite" in second.stdout.decode()
-        assert ADDRESS.findall(second.stdout.decode()) == [url]
+        assert "has the invite" in second.stdout
+        assert ADDRESS.findall(second.stdout) == [url]
         async with httpx.AsyncClient(follow_redirects=True) as client:
             assert (await client.get(f"{url}status")).json()["cluster"] == "127.0.0.1:1"
             assert browser.opened() == []
             refused = await again(tmp_path, "nonsense", env=browser.env)
             assert refused.returncode == 2
-            assert b"that is no invite" in refused.stderr
+            assert "that is no invite" in refused.stderr
             shown = await browser.shown()
             assert url not in shown, "whoever reads command lines learns nothing"
             assert (await client.get(shown)).url == url
@@ -59,10 +59,10 @@ async def test_a_second_start_reaches_the_first_and_tells_its_address(
         assert await app.end(signal.SIGTERM) == 0
 
 
-async def test_a_damaged_link_without_an_icon_is_one_line(tmp_path: Path) -> None:
+async def test_a_damaged_link_without_an_icon_is_one_line(forked: None, tmp_path: Path) -> None:
     ended = await again(tmp_path, "--headless", "core://join/AbCd")
-    assert (ended.returncode, ended.stdout) == (2, b"")
-    assert ended.stderr.decode() == "the invite is damaged: it is not whole (copy the whole link, without spaces)\n"
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "the invite is damaged: it is not whole (copy the whole link, without spaces)\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is always a tray")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -73,7 +72,7 @@ def test_a_gpu_may_give_more_than_the_machine_has() -> None:
     assert limits_from(b'{"memory_gb": 20}', Machine(16 * 10**9, 8, 24 * 10**9, ())).memory_gb == 20
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+@pytest.mark.unix
 def test_files_are_their_owners_alone(tmp_path: Path) -> None:
     folders = Folders.under(tmp_path)
     file = SettingsFile(folders.config / "settings.json")

@@ -59,6 +59,15 @@ def test_a_dtype_that_a_device_cant_even_hold_is_refused(monkeypatch: pytest.Mon
     )
 
 
+def test_a_gpu_that_holds_nothing_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_in_a_virtual_machine(*_: object, **__: object) -> None:
+        raise RuntimeError("MPS backend out of memory")
+
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "ones", as_in_a_virtual_machine)
+    assert "mps" not in [device.type for device in detect()]
+
+
 def test_what_is_recorded_runs_once_before_on_the_same_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     capture = inspect.signature(torch.cuda.graph)

@@ -23,7 +23,7 @@ from core.runtime.stage import Stage
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.families import tiny_family
 
-SECONDS = 60
+SECONDS = 300
 CPU = torch.device("cpu")
 WIDTH = 64
 PLUGINS = PluginHost.installed()

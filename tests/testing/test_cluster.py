@@ -13,6 +13,7 @@ from core.testing.checkpoints import tiny_checkpoint
 from core.testing.cluster import COORDINATOR, Cluster, open_cluster
 
 SECONDS = 600
+pytestmark = pytest.mark.unix
 
 
 @pytest.fixture(scope="module")

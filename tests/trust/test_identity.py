@@ -17,8 +17,6 @@ from core.trust.machine import MachineMark
 from core.trust.proof import new_nonce, signature, verified
 from core.trust.state_dir import ENVIRONMENT, StateDir
 
-unix = pytest.mark.skipif(sys.platform == "win32", reason="permissions of its own kind")
-
 
 def on_machine(monkeypatch: pytest.MonkeyPatch, mark: str) -> None:
     """`mark`: the system's id, and the cards."""
@@ -34,14 +32,14 @@ def test_a_state_directory_has_one_identity(state: StateDir) -> None:
     assert len(short_id(first.fingerprint)) == 8
 
 
-@unix
+@pytest.mark.unix
 def test_nobody_else_can_read_the_key(state: StateDir) -> None:
     Identity.open(state)
     assert state.path.stat().st_mode & 0o777 == 0o700
     assert (state.path / "identity.pem").stat().st_mode & 0o777 == 0o600
 
 
-@unix
+@pytest.mark.unix
 def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigError, match="chmod 700"):
@@ -56,7 +54,7 @@ def test_another_users_directory_is_refused_before_its_key_is_believed(state: St
         StateDir.open(state.path)
 
 
-@unix
+@pytest.mark.unix
 def test_a_key_that_others_could_read_is_theirs_no_more(state: StateDir) -> None:
     made = Identity.open(state)
     for file in state.path.iterdir():
