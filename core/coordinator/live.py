@@ -91,7 +91,7 @@ class Live:
             max_sessions=settings.max_sessions,
             keeps=settings.prefix_cache,
             shares=settings.share_prefixes,
-            can_truncate=model.spec.can_truncate,
+            can_cut=model.can_cut,
         )
 
         def service_of(route: Route) -> RouteService:

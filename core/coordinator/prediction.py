@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
 from core.interfaces.planner import COORDINATOR, Plan, PlanFor, PlanRequest
+from core.runtime.session_cost import longest_session
 
 BETTER = 0.15
 """The part of a token's time that a plan has to save before it takes the place of one that serves."""
@@ -30,9 +32,14 @@ class Prediction:
 
 
 def predict(
-    plan: Plan, request: PlanRequest, kv_layer_bytes: int, longest: int, head_seconds: float = 0.0
+    plan: Plan,
+    request: PlanRequest,
+    session_cost: Callable[[range], Callable[[int], int]],
+    longest: int,
+    head_seconds: float = 0.0,
 ) -> Prediction:
-    """One token leaves `kv_layer_bytes` in a layer's cache, and the model itself takes `longest` tokens.
+    """`session_cost` tells of layers what a session's caches take in them, in bytes, by the tokens that they have room
+    for; the model itself takes `longest` tokens.
 
     `head_seconds` is what the coordinator itself takes for it: embedding, head, sampling.
     The memory of candidates is what they offer for layers and caches if nothing else is on them.
@@ -45,8 +52,7 @@ def predict(
         known = known and bool(node.row_seconds)
         computing = sum(node.row_seconds[stage.start : stage.end])
         seconds, slowest = seconds + computing, max(slowest, computing)
-        if kv_layer_bytes:
-            context = min(context, max(0, node.memory - weights) // (kv_layer_bytes * len(layers)))
+        context = min(context, longest_session(session_cost(layers), node.memory - weights))
     return Prediction(seconds, context, slowest) if known else Prediction(0.0, context)
 
 

@@ -31,7 +31,7 @@ class Parting(RouteError):
 
 @dataclass(frozen=True, slots=True)
 class ServiceParts:
-    """What the services of all routes of one model share. `keeps`, `shares` and `can_truncate` as in Admission."""
+    """What the services of all routes of one model share. `keeps`, `shares` and `can_cut` as in Admission."""
 
     head: Head
     compute: ComputeThread
@@ -40,7 +40,7 @@ class ServiceParts:
     max_sessions: int
     keeps: bool
     shares: bool
-    can_truncate: bool
+    can_cut: Callable[[int, int], bool]
 
 
 class RouteService:
@@ -58,7 +58,7 @@ class RouteService:
             max_sessions=shared.max_sessions,
             keeps=shared.keeps,
             shares=shared.shares,
-            can_truncate=shared.can_truncate,
+            can_cut=shared.can_cut,
         )
         self.scheduler = Scheduler(route, shared.head, shared.compute, self.admission, shared.telemetry, on_idle)
         self._telemetry = shared.telemetry
@@ -67,7 +67,7 @@ class RouteService:
         """Set when nobody is on the route."""
         self._retired = False
         self._empty = trio.Event()
-        route.count_kv(lambda: self.admission.budget.used)
+        route.count_kv(lambda: self.admission.budget.rooms)
 
     async def serve(self) -> None:
         """Until the route breaks, or nobody is left on one that is retired."""

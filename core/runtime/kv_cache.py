@@ -1,4 +1,4 @@
-"""KV caches: per session and layer, keys and values in one growing block, with explicit positions."""
+"""KV caches: what the sessions of a stage hold, with explicit positions, and attention over it."""
 
 from __future__ import annotations
 
@@ -13,30 +13,10 @@ from torch import Tensor
 from core.errors import StageError
 from core.interfaces.architecture import SessionState
 from core.runtime.device import fast_dtype
+from core.runtime.layer_cache import LayerCache, forgotten
 
-_BLOCK = 256
-"""A cache's capacity in tokens is a multiple of this."""
 _MAX_SCORES = 1 << 24
 """How many scores of attention are held at once, in float32, where they have to be."""
-
-
-def capacity(tokens: int) -> int:
-    """For how many tokens a cache that holds, or once held, `tokens` has memory: at most a block or a quarter more.
-
-    It grows by a block, or by a quarter of the last power of two.
-    """
-    step = _step(tokens)
-    return -(-tokens // step) * step
-
-
-def longest_within(tokens: int) -> int:
-    """How many tokens a cache can hold that has memory for `tokens`: the largest with a `capacity` within it."""
-    step = _step(tokens)
-    return tokens // step * step
-
-
-def _step(tokens: int) -> int:
-    return max(_BLOCK, 1 << max(0, (tokens - 1).bit_length() - 3))
 
 
 class Segment(Protocol):
@@ -52,45 +32,6 @@ class Segment(Protocol):
     def outputs(self) -> int: ...
 
 
-class LayerCache:
-    """One layer's keys and values of one session: [kv_heads, capacity, head_dim] each."""
-
-    def __init__(self) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(block.nbytes for block in (self.keys, self.values) if block is not None)
-
-    def append(self, start: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes k, v [rows, kv_heads, head_dim] from `start` on; returns all up to their end, [kv_heads, end, dim]."""
-        rows = len(k)
-        end = start + rows
-        keys = self.keys = _room(self.keys, k, start, end)
-        values = self.values = _room(self.values, v, start, end)
-        keys.narrow(1, start, rows).copy_(k.transpose(0, 1))
-        values.narrow(1, start, rows).copy_(v.transpose(0, 1))
-        return keys.narrow(1, 0, end), values.narrow(1, 0, end)
-
-    def prefix(self, length: int) -> LayerCache:
-        """A cache of its own with the first `length` tokens."""
-        copied = LayerCache()
-        if self.keys is not None and self.values is not None:
-            copied.append(0, self.keys[:, :length].transpose(0, 1), self.values[:, :length].transpose(0, 1))
-        return copied
-
-
-def _room(block: Tensor | None, like: Tensor, start: int, end: int) -> Tensor:
-    """`block`, or a larger one that begins with its first `start` tokens, with room for `end`."""
-    if block is not None and end <= block.shape[1]:
-        return block
-    larger = like.new_empty(like.shape[1], capacity(end), like.shape[2])
-    if block is not None:
-        larger[:, :start] = block[:, :start]
-    return larger
-
-
 class SessionCache:
     """One session's KV on one stage. `length` is the number of tokens that it holds in every layer."""
 
@@ -103,8 +44,12 @@ class SessionCache:
     def nbytes(self) -> int:
         return sum(held.nbytes for held in (*self.layers.values(), *self.state.values()))
 
+    def goes_back_to(self, position: int) -> bool:
+        """Whether no layer has forgotten what rows from `position` on attend to."""
+        return position == 0 or all(layer.goes_back_to(position) for layer in self.layers.values())
+
     def prefix(self, length: int) -> SessionCache:
-        """A cache of its own with the first `length` tokens. Raises StageError where the state can't be cut there."""
+        """A cache of its own with the first `length` tokens. Raises StageError where it can't be cut back to them."""
         copied = SessionCache(range(0))
         copied.layers = {layer: cache.prefix(length) for layer, cache in self.layers.items()}
         copied.state = {name: held.prefix(length) for name, held in self.state.items()}
@@ -134,13 +79,13 @@ class CacheStore:
         """The caches that `segments` extend, each truncated to its segment's position.
 
         A segment at position 0 begins its session. Raises StageError, and touches no cache, where one starts past
-        its cache's end.
+        its cache's end, or before what its layers' windows have forgotten.
         """
         for segment in segments:
-            self._refuse_gap(segment)
+            self._refuse(segment)
         return [self._begin(segment) for segment in segments]
 
-    def _refuse_gap(self, segment: Segment) -> None:
+    def _refuse(self, segment: Segment) -> None:
         cache = self._sessions.get(segment.session)
         held = cache.length if cache is not None else 0
         if segment.position > held:
@@ -148,6 +93,8 @@ class CacheStore:
                 f"session {segment.session} has {held} tokens cached",
                 f"a segment that starts at position {segment.position} leaves a gap",
             )
+        if cache is not None and not cache.goes_back_to(segment.position):
+            raise forgotten(segment.position)
 
     def _begin(self, segment: Segment) -> SessionCache:
         cache = self._sessions.get(segment.session)
@@ -159,8 +106,7 @@ class CacheStore:
     def copy(self, source: int, target: int, length: int) -> None:
         """Begins the session `target` with the first `length` tokens of `source`, in memory of its own.
 
-        Raises StageError, and changes nothing, where `source` holds fewer, or keeps a state that can't be cut back
-        (see ModelSpec.can_truncate).
+        Raises StageError, and changes nothing, where `source` holds fewer, or can't be cut back to them.
         """
         cache = self._sessions.get(source)
         held = cache.length if cache is not None else 0
@@ -189,18 +135,26 @@ class _Part:
         return self.cache.state
 
 
-class SegmentBatch:
-    """The Batch of core.interfaces.architecture, over the caches of one stage."""
+class PieceBatch:
+    """The Batch of core.interfaces.architecture: of each piece its position, its number of rows, and its cache."""
 
-    def __init__(self, segments: Sequence[Segment], store: CacheStore, device: torch.device) -> None:
+    def __init__(self, pieces: Sequence[tuple[int, int, SessionCache]], device: torch.device) -> None:
         self.segments: list[_Part] = []
         positions: list[int] = []
-        for segment, cache in zip(segments, store.begin(segments), strict=True):
+        for start, rows, cache in pieces:
             first = len(positions)
-            positions.extend(range(segment.position, segment.position + segment.rows))
-            self.segments.append(_Part(slice(first, len(positions)), segment.position, cache))
-        self._sizes = [segment.rows for segment in segments]
+            positions.extend(range(start, start + rows))
+            self.segments.append(_Part(slice(first, len(positions)), start, cache))
+        self._sizes = [rows for _, rows, _ in pieces]
         self.positions = torch.tensor(positions, dtype=torch.int64, device=device)
+
+    def part(self, rows: Sequence[slice]) -> PieceBatch:
+        owners = [next(own for own in self.segments if piece.start < own.rows.stop) for piece in rows]
+        pieces = [
+            (own.start + piece.start - own.rows.start, piece.stop - piece.start, own.cache)
+            for piece, own in zip(rows, owners, strict=True)
+        ]
+        return PieceBatch(pieces, self.positions.device)
 
     def attend(
         self,
@@ -214,19 +168,30 @@ class SegmentBatch:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        cached = zip(self.segments, self._split(q), self.extend(layer, k, v), strict=True)
+        cached = zip(self._split(q), self.extend(layer, k, v, window), strict=True)
         outputs = [
-            causal_attention(rows, *both, part.start, scale, window, softcap, sinks) for part, rows, both in cached
+            causal_attention(rows, *both, both[0].shape[1] - len(rows), scale, window, softcap, sinks)
+            for rows, both in cached
         ]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def extend(self, layer: int, k: Tensor, v: Tensor, window: int | None = None) -> list[tuple[Tensor, Tensor]]:
         new = zip(self.segments, self._split(k), self._split(v), strict=True)
-        return [part.cache.layers[layer].append(part.start, *rows) for part, *rows in new]
+        return [own.cache.layers[layer].append(own.start, keys, values, window) for own, keys, values in new]
 
     def _split(self, rows: Tensor) -> Sequence[Tensor]:
         """The rows of each segment."""
         return (rows,) if len(self.segments) == 1 else torch.split_with_sizes(rows, self._sizes)
+
+
+class SegmentBatch(PieceBatch):
+    """One over the caches of a stage."""
+
+    def __init__(self, segments: Sequence[Segment], store: CacheStore, device: torch.device) -> None:
+        caches = store.begin(segments)
+        super().__init__(
+            [(each.position, each.rows, cache) for each, cache in zip(segments, caches, strict=True)], device
+        )
 
     def commit(self) -> None:
         """Counts the rows as cached: called when every layer has them."""

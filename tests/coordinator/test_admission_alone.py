@@ -34,10 +34,22 @@ class Counted:
 
 def admission_to(queue: WaitingQueue, counted: Counted) -> Admission:
     route = SimpleNamespace(
-        kv_tokens=BUDGET, kv_capacity=BUDGET, is_settled=True, failure=None, epoch=1, hops=[SimpleNamespace(number=1)]
+        kv_tokens=BUDGET,
+        kv_capacity=BUDGET,
+        fits=lambda rooms: sum(rooms.elements()) <= BUDGET,
+        is_settled=True,
+        failure=None,
+        epoch=1,
+        hops=[SimpleNamespace(number=1)],
     )
     return Admission(
-        cast(Route, route), queue, counted.begin, counted.leave, max_sessions=8, keeps=False, can_truncate=True
+        cast(Route, route),
+        queue,
+        counted.begin,
+        counted.leave,
+        max_sessions=8,
+        keeps=False,
+        can_cut=lambda held, length: True,
     )
 
 

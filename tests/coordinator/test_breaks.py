@@ -154,11 +154,23 @@ async def test_a_route_that_breaks_while_a_cache_command_is_sent_is_served_no_lo
 def test_who_waits_for_more_room_gets_it_also_on_a_route_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("core.coordinator.admission.ANSWER_TOKENS", 40)
     route = SimpleNamespace(
-        epoch=1, hops=[SimpleNamespace(number=1)], kv_tokens=512, kv_capacity=512, is_settled=True, failure=None
+        epoch=1,
+        hops=[SimpleNamespace(number=1)],
+        kv_tokens=512,
+        kv_capacity=512,
+        fits=lambda rooms: sum(rooms.elements()) <= 512,
+        is_settled=True,
+        failure=None,
     )
     queue, begun = WaitingQueue(), []
     admission = Admission(
-        cast(Route, route), queue, begun.append, lambda: None, max_sessions=4, keeps=False, can_truncate=True
+        cast(Route, route),
+        queue,
+        begun.append,
+        lambda: None,
+        max_sessions=4,
+        keeps=False,
+        can_cut=lambda held, length: True,
     )
     first, second = (_unbounded(number) for number in (1, 2))
     for session in (first, second):
