@@ -17,7 +17,16 @@ from core.blocks.mlp import GatedMLP
 from core.blocks.moe import MixtureOfExperts
 from core.blocks.rope import RotaryEmbedding, Rotation, context_length
 from core.blocks.shape import DecoderShape
-from core.interfaces.architecture import Architecture, Batch, EmbedAndHead, LayerStack, ModelSpec, TensorSpec, Weights
+from core.interfaces.architecture import (
+    Architecture,
+    Batch,
+    CacheSize,
+    EmbedAndHead,
+    LayerStack,
+    ModelSpec,
+    TensorSpec,
+    Weights,
+)
 from core.interfaces.checkpoint import TensorInfo
 
 
@@ -77,6 +86,10 @@ class DecoderArchitecture(Architecture):
     def layer_tensors(self, spec: ModelSpec, layer: int) -> tuple[TensorSpec, ...]:
         shape = self._shape_of(spec)
         return self.layer_class(shape).tensors(shape, layer)
+
+    def layer_cache(self, spec: ModelSpec, layer: int) -> CacheSize:
+        shape = self._shape_of(spec)
+        return CacheSize(shape.kv_width, window=shape.window(layer))
 
     def non_layer_tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         table = (spec.vocab_size, spec.hidden_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,7 +122,7 @@ def _difference(now: Plan | None, request: PlanRequest, then: Plan, changed: Pla
 
     if now is None:
         return "As it is, the model does not fit."
-    predicted = [predict(*made, 0, 0) for made in ((now, request), (then, changed))]
+    predicted = [predict(*made, _no_caches, 0) for made in ((now, request), (then, changed))]
     one_stream = request.plan_for is PlanFor.LATENCY
     before, after = (each.token_seconds if one_stream else each.stage_seconds for each in predicted)
     what = "A token" if one_stream else "A token on the slowest machine"
@@ -130,3 +131,8 @@ def _difference(now: Plan | None, request: PlanRequest, then: Plan, changed: Pla
     if abs(after - before) < 0.01 * before:
         return f"{what} would take {1000 * after:.3g} ms, as now."
     return f"{what} would take {1000 * after:.3g} ms instead of {1000 * before:.3g} ms now."
+
+
+def _no_caches(layers: range) -> Callable[[int], int]:
+    """Where the context is not asked for."""
+    return lambda tokens: 0

@@ -14,7 +14,7 @@ from core.coordinator.session import Place, Session
 from core.coordinator.waiting_queue import WaitingQueue
 from core.errors import CoreError, RequestError, RouteError
 from core.protocol.messages import ClearCache, CopyCache
-from core.runtime.kv_cache import capacity, longest_within
+from core.runtime.layer_cache import capacity, longest_within
 
 STARVED_SECONDS = 120.0
 """For how long a session waits for memory that nobody else on its route can free."""
@@ -40,15 +40,15 @@ class Admission:
         answer_tokens: int,
         keeps: bool,
         shares: bool = False,
-        can_truncate: bool,
+        can_cut: Callable[[int, int], bool],
     ) -> None:
         """`answer_tokens` are reserved at a time for an answer whose length nobody has bounded.
 
         `keeps`: ended sessions' caches stay for prompts that begin alike, of the same client unless it `shares` them
-        among all. `can_truncate` as in ModelSpec.
+        among all. `can_cut` as of core.runtime.model.Model.
         """
         self.running: dict[int, Session] = {}
-        self.budget = KVBudget(lambda: route.kv_tokens, keeps=keeps)
+        self.budget = KVBudget(route, keeps=keeps)
         self.is_open = True
         self._route = route
         self._epoch = route.epoch
@@ -59,7 +59,7 @@ class Admission:
         self._max_sessions = max_sessions
         self._answer_tokens = answer_tokens
         self._shares = shares
-        self._can_truncate = can_truncate
+        self._can_cut = can_cut
         self._starved: list[Session] = []
         self._commands: list[ClearCache | CopyCache] = []
 
@@ -159,11 +159,11 @@ class Admission:
 
     def _grow(self, session: Session, place: Place) -> bool:
         """Reserves the next part of what it may hold; False if there is no room for that."""
-        wanted = self._wanted(session) - place.reserved
-        gone = self.budget.reserve(wanted)
+        wanted = self._wanted(session)
+        gone = self.budget.reserve(wanted, held=place.reserved)
         if gone is None:
             return False
-        place.reserved += wanted
+        place.reserved = wanted
         self._clear(gone)
         return True
 
@@ -172,7 +172,7 @@ class Admission:
         if not self.budget.has_room(wanted):
             return None
         kept, common = self._longest_prefix(session)
-        if kept is not None and self._can_truncate and common < len(kept.tokens) - SAME_CHAT:
+        if kept is not None and common < len(kept.tokens) - SAME_CHAT:
             gone = self.budget.reserve(wanted, spared=kept)
             if gone is not None:
                 self.budget.touch(kept)
@@ -192,10 +192,7 @@ class Admission:
         """The caches to begin with, and how many of their tokens: the last token of a prompt is always run."""
         if session.wants_prompt_logprobs:
             return None, 0
-        kept, common = self.budget.longest_prefix(session.tokens[:-1], self._owner(session))
-        if kept is not None and not self._can_truncate and common < len(kept.tokens):
-            return None, 0
-        return kept, common
+        return self.budget.longest_prefix(session.tokens[:-1], self._owner(session), self._can_cut)
 
     def _owner(self, session: Session) -> str:
         return "" if self._shares else session.client

@@ -31,7 +31,7 @@ from core.protocol.messages import (
     StandBy,
 )
 from core.runtime.compute import ComputeThread, explained
-from core.runtime.kv_cache import capacity
+from core.runtime.layer_cache import capacity
 from core.runtime.manifest import Manifest
 from core.runtime.model import Model
 
@@ -210,7 +210,7 @@ def _refuse_without_room(route: Route) -> None:
     for hop in route.hops:
         reported = hop.member.reported
         loaded = sum(span.end - span.start for holding in reported.holdings for span in holding.layers)
-        needed = sum(own.kv_token_bytes for own in route.hops if own.member is hop.member) * MIN_ROOM_TOKENS
+        needed = sum(own.session_cost(MIN_ROOM_TOKENS) for own in route.hops if own.member is hop.member)
         if loaded <= len(hop.layers) and hop.member.hops == [hop] and hop.member.kv_room < needed:
             raise _refused(
                 hop,

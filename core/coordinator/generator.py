@@ -21,7 +21,7 @@ from core.errors import DeadlineExceeded, RequestError
 from core.interfaces.engine import Conversation, GenerationRequest
 from core.runtime.drafting import Drafter
 from core.runtime.grammar import Grammars
-from core.runtime.kv_cache import longest_within
+from core.runtime.layer_cache import longest_within
 from core.runtime.model import Model, Precision
 from core.runtime.sampling import Sampler
 from core.runtime.sampling_params import SamplingParams

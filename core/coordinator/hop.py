@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
@@ -34,8 +34,8 @@ class Hop:
     """A member's part in one route: its layers, and what is true of them there. A member may have several.
 
     `number` is the hop's own, for as long as the coordinator lives. `precision` is how its layers are packed and
-    computed. `weight_bytes` are known once it has loaded; one
-    token leaves `kv_token_bytes` in its caches. `link` says how its upstream neighbour reaches it: direct, or relayed
+    computed. `weight_bytes` are known once it has loaded; `session_cost` is what a session's caches take there, in
+    bytes, by the tokens that they have room for. `link` says how its upstream neighbour reaches it: direct, or relayed
     with the reason; "" if it has none.
     """
 
@@ -43,7 +43,7 @@ class Hop:
     member: Member
     layers: range
     precision: Precision
-    kv_token_bytes: int = 0
+    session_cost: Callable[[int], int] = lambda tokens: 0
     state: HopState = HopState.LOADING
     weight_bytes: int = 0
     planned_seconds: float = 0.0
@@ -51,8 +51,8 @@ class Hop:
     link: str = ""
     stands_in: bool = False
     """It has no route: its member has the layers at hand for one."""
-    kv_used: Callable[[], int] = lambda: 0
-    """How many tokens of its KV memory are reserved or kept."""
+    kv_used: Callable[[], Mapping[int, int]] = dict
+    """How many sessions have caches there, reserved or kept, by the tokens that they have room for."""
     _mail: trio.MemorySendChannel[Answer] = field(init=False)
     _mailbox: trio.MemoryReceiveChannel[Answer] = field(init=False)
 
@@ -67,7 +67,11 @@ class Hop:
     @property
     def kv_bytes(self) -> int:
         """Of KV memory that is reserved or kept on it."""
-        return self.kv_used() * self.kv_token_bytes
+        return self.cache_bytes(self.kv_used())
+
+    def cache_bytes(self, rooms: Mapping[int, int]) -> int:
+        """Of the caches of some sessions: how many there are by the tokens that they have room for."""
+        return sum(count * self.session_cost(tokens) for tokens, count in rooms.items())
 
     def post(self, answer: Answer) -> None:
         """Hands an answer to whoever builds the route; old ones make room for new ones."""

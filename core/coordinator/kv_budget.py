@@ -1,13 +1,15 @@
-"""The KV memory of a route as a budget of tokens: what running sessions may fill, and ended ones still hold."""
+"""The KV memory of a route as a budget: what running sessions may fill, and ended ones still hold."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from core.runtime.kv_cache import longest_within
+from core.runtime.layer_cache import longest_within
 
 MIN_KEPT_TOKENS = 16
 """Tokens: a shorter common beginning is prefilled again."""
@@ -27,29 +29,47 @@ class Kept:
     room: int
 
 
-class KVBudget:
-    """Counts in tokens of the hop that has the least memory for them. Least recently used caches make room first."""
+class CacheMemory(Protocol):
+    """What a route's hops have memory for."""
 
-    def __init__(self, capacity: Callable[[], int], *, keeps: bool) -> None:
-        """`capacity` tells how many tokens the route's memory has room for; `keeps`: ended sessions' caches stay until
-        others need room."""
-        self.reserved = 0
-        self._capacity = capacity
+    @property
+    def kv_tokens(self) -> int:
+        """The tokens of the longest session that fits, were it alone."""
+
+    def fits(self, rooms: Mapping[int, int]) -> bool:
+        """Whether the caches of some sessions do: how many there are by the tokens that they have room for."""
+
+
+class KVBudget:
+    """Counts what sessions have room for in tokens, and asks the route's `memory` whether all of it fits.
+
+    What a session takes need not grow with its tokens alone. Least recently used caches make room first. `keeps`: ended
+    sessions' caches stay until others need room.
+    """
+
+    def __init__(self, memory: CacheMemory, *, keeps: bool) -> None:
+        self._memory = memory
         self._keeps = keeps
+        self._reserved = Counter[int]()
         self._kept: list[Kept] = []
 
     @property
     def tokens(self) -> int:
-        """What may be reserved and kept in all."""
-        return self._capacity()
+        """What one session may have room for."""
+        return self._memory.kv_tokens
+
+    @property
+    def reserved(self) -> int:
+        return sum(self._reserved.elements())
 
     @property
     def kept(self) -> int:
         return sum(kept.room for kept in self._kept)
 
     @property
-    def used(self) -> int:
-        return self.reserved + self.kept
+    def rooms(self) -> Counter[int]:
+        """Of all that is reserved or kept: how many sessions there are by the tokens that they have room for."""
+        return self._reserved + _rooms_of(self._kept)
 
     @property
     def longest(self) -> int:
@@ -57,30 +77,34 @@ class KVBudget:
         return longest_within(self.tokens)
 
     def has_room(self, tokens: int) -> bool:
-        """Whether `tokens` can be reserved, if all that ended sessions left is given up for it."""
-        return tokens <= self.tokens - self.reserved
+        """Whether room for `tokens` can be reserved, if all that ended sessions left is given up for it."""
+        return self._memory.fits(self._reserved + Counter([tokens]))
 
-    def reserve(self, tokens: int, *, taken: Kept | None = None, spared: Kept | None = None) -> list[int] | None:
-        """Takes `tokens` of the budget: the caches that have to go for it, or None where there is no room.
+    def reserve(
+        self, tokens: int, *, held: int = 0, taken: Kept | None = None, spared: Kept | None = None
+    ) -> list[int] | None:
+        """Reserves room for a session's `tokens`: the caches that have to go for it, or None where there is no room.
 
-        `taken` is handed over with it, and `spared` stays.
+        `held` is what it has reserved so far; `taken` is handed over with it, and `spared` stays.
         """
-        free = self.tokens - self.reserved - self.kept + (taken.room if taken else 0)
+        reserved = self._reserved + Counter([tokens])
+        if held:
+            reserved -= Counter([held])
+        staying = [kept for kept in self._kept if kept is not taken]
         gone: list[Kept] = []
-        for kept in self._kept:
-            if free >= tokens:
+        for kept in [kept for kept in staying if kept is not spared]:
+            if self._memory.fits(reserved + _rooms_of(staying)):
                 break
-            if kept is not taken and kept is not spared:
-                gone.append(kept)
-                free += kept.room
-        if free < tokens:
+            staying.remove(kept)
+            gone.append(kept)
+        if not self._memory.fits(reserved + _rooms_of(staying)):
             return None
-        self._kept = [kept for kept in self._kept if kept is not taken and kept not in gone]
-        self.reserved += tokens
+        self._reserved, self._kept = reserved, staying
         return [kept.cache for kept in gone]
 
     def release(self, tokens: int) -> None:
-        self.reserved -= tokens
+        """Of what was reserved for a session."""
+        self._reserved -= Counter([tokens])
 
     def keep(self, cache: int, tokens: Sequence[int], room: int, client: str = "") -> list[int]:
         """Keeps an ended session's caches, whose reservation was released: the caches that are to be freed."""
@@ -91,9 +115,11 @@ class KVBudget:
         del self._kept[: len(gone)]
         return [kept.cache for kept in gone]
 
-    def longest_prefix(self, tokens: Sequence[int], client: str = "") -> tuple[Kept | None, int]:
+    def longest_prefix(
+        self, tokens: Sequence[int], client: str = "", can_cut: Callable[[int, int], bool] = lambda held, length: True
+    ) -> tuple[Kept | None, int]:
         """Of the caches that are kept for `client`, those with the longest beginning in common with `tokens`, and how
-        long that is."""
+        long that is. `can_cut` tells whether caches of so many tokens can be cut back to so many."""
         head = tuple(tokens[:MIN_KEPT_TOKENS])
         candidates = [kept for kept in self._kept if kept.client == client and kept.head == head]
         if not candidates:
@@ -101,7 +127,8 @@ class KVBudget:
         wanted = torch.tensor(tokens)
         best, length = None, 0
         for kept in candidates:
-            if (common := common_prefix(kept.tokens, wanted)) >= length:
+            common = common_prefix(kept.tokens, wanted)
+            if common >= length and can_cut(len(kept.tokens), common):
                 best, length = kept, common
         return best, length
 
@@ -114,6 +141,10 @@ class KVBudget:
         """It was of use: others go first."""
         self._kept.remove(kept)
         self._kept.append(kept)
+
+
+def _rooms_of(kept: Sequence[Kept]) -> Counter[int]:
+    return Counter(each.room for each in kept)
 
 
 def common_prefix(one: torch.Tensor, other: torch.Tensor) -> int:

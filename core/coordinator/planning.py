@@ -9,6 +9,8 @@ import itertools
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import add
 
 import trio
 
@@ -159,8 +161,10 @@ class Planning:
         return self._predict(plan, self._request([hop.member for hop in hops], ())).token_seconds
 
     def _predict(self, plan: Plan, request: PlanRequest) -> Prediction:
-        kv_layer_bytes, longest = self.model.kv_bytes(1, self.precision), self.model.spec.context_length
-        return predict(plan, request, kv_layer_bytes, longest, self.times.head)
+        longest = self.model.spec.context_length
+        return predict(
+            plan, request, partial(self.model.session_cost, precision=self.precision), longest, self.times.head
+        )
 
     def _candidate(self, member: Member, beside: Collection[Route]) -> Candidate:
         hops = [hop for route in beside for hop in route.hops if hop.member is member]
@@ -220,10 +224,11 @@ def plan_request(
     context: int = RESERVED_CONTEXT,
 ) -> PlanRequest:
     """Room for `context` tokens is set aside in each layer, or for as many as the model takes."""
-    reserve = model.kv_bytes(min(model.spec.context_length, context), precision)
-    weights = tuple(model.layer_bytes(layer, precision) for layer in range(model.spec.layers))
+    layers, tokens = range(model.spec.layers), min(model.spec.context_length, context)
+    weights = tuple(model.layer_bytes(layer, precision) for layer in layers)
+    reserve = [model.session_cost(range(layer, layer + 1), precision)(tokens) for layer in layers]
     return PlanRequest(
-        layer_bytes=tuple(nbytes + reserve for nbytes in weights),
+        layer_bytes=tuple(map(add, weights, reserve)),
         candidates=tuple(candidates),
         min_stages=min_nodes,
         max_stages=max_nodes,

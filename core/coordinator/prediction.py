@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
 from core.interfaces.planner import CHUNK_ROWS, COORDINATOR, Plan, PlanFor, PlanRequest, Wire
+from core.runtime.session_cost import longest_session
 
 BETTER = 0.15
 """The part of a token's time that a plan has to save before it takes the place of one that serves."""
@@ -37,21 +39,23 @@ class Prediction:
 
 
 def predict(
-    plan: Plan, request: PlanRequest, kv_layer_bytes: int, longest: int, head_seconds: float = 0.0
+    plan: Plan,
+    request: PlanRequest,
+    session_cost: Callable[[range], Callable[[int], int]],
+    longest: int,
+    head_seconds: float = 0.0,
 ) -> Prediction:
-    """One token leaves `kv_layer_bytes` in a layer's cache, and the model itself takes `longest` tokens.
+    """`session_cost` tells of layers what a session's caches take in them, in bytes, by the tokens that they have room
+    for; the model itself takes `longest` tokens.
 
     `head_seconds` is what the coordinator itself takes for it: embedding, head, sampling.
     The memory of candidates is what they offer for layers and caches if nothing else is on them.
     """
     by_id = {candidate.node_id: candidate for candidate in request.candidates}
     used = [(by_id[stage.node_id], slice(stage.start, stage.end)) for stage in plan.stages]
-    if kv_layer_bytes:
-        layer_rooms = [
-            max(0, node.memory - sum(request.weight_bytes[layers])) // (layers.stop - layers.start)
-            for node, layers in used
-        ]
-        longest = min(longest, *(room // kv_layer_bytes for room in layer_rooms))
+    for node, layers in used:
+        free = node.memory - sum(request.weight_bytes[layers])
+        longest = min(longest, longest_session(session_cost(range(layers.start, layers.stop)), free))
     if not all(node.row_seconds for node, _ in used):
         return Prediction(0.0, longest)
     chunks = request.prompt_rows / CHUNK_ROWS if all(node.chunk_seconds for node, _ in used) else 0.0

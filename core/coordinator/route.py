@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -25,6 +25,7 @@ from core.protocol.messages import (
     PeerLost,
     Run,
 )
+from core.runtime.session_cost import longest_session
 
 T = TypeVar("T")
 STALL_SECONDS = 120.0
@@ -161,23 +162,31 @@ class Route:
 
     @property
     def kv_tokens(self) -> int:
-        """For how many tokens of KV cache every hop has memory, beside what other routes use of it."""
-        return min(self._room_of(hop.member, shared=True) for hop in self.hops)
+        """The tokens of the longest session for whose caches every hop has memory, beside what other routes use."""
+        return min(_longest(hops, _room_of(hops, self.hops)) for hops in self._hops_by_member())
 
     @property
     def kv_capacity(self) -> int:
         """The same, if no other route used any."""
-        return min(self._room_of(hop.member, shared=False) for hop in self.hops)
+        return min(_longest(hops, hops[0].member.kv_room) for hops in self._hops_by_member())
 
-    def count_kv(self, used: Callable[[], int]) -> None:
-        """`used` tells how many tokens of the route's KV memory are reserved or kept."""
+    def fits(self, rooms: Mapping[int, int]) -> bool:
+        """Whether every hop has memory for the caches of some sessions, beside what other routes use of it.
+
+        `rooms`: how many there are by the tokens that they have room for.
+        """
+        return all(
+            sum(hop.cache_bytes(rooms) for hop in hops) <= _room_of(hops, self.hops) for hops in self._hops_by_member()
+        )
+
+    def count_kv(self, used: Callable[[], Mapping[int, int]]) -> None:
+        """`used` tells how many sessions have caches on the route, by the tokens that they have room for."""
         for hop in self.hops:
             hop.kv_used = used
 
-    def _room_of(self, member: Member, *, shared: bool) -> int:
-        own = [hop for hop in self.hops if hop.member is member]
-        others = sum(hop.kv_bytes for hop in member.hops if hop not in own) if shared else 0
-        return max(0, member.kv_room - others) // max(1, sum(hop.kv_token_bytes for hop in own))
+    def _hops_by_member(self) -> list[list[Hop]]:
+        """Those that share a member's memory."""
+        return [[hop for hop in self.hops if hop.member is member] for member in self.members]
 
     async def command(self, command: CacheCommand) -> None:
         """Has every hop do something with its caches, in turn with the batches. On a broken route it does nothing."""
@@ -327,6 +336,16 @@ class Route:
             before.is_overtaken = True
             before.patience.deadline = min(before.patience.deadline, now + SKIPPED_SECONDS)
         return self._in_flight.pop(packet.request_id)
+
+
+def _longest(hops: Sequence[Hop], nbytes: int) -> int:
+    return longest_session(lambda tokens: sum(hop.session_cost(tokens) for hop in hops), nbytes)
+
+
+def _room_of(hops: Sequence[Hop], route: Sequence[Hop]) -> int:
+    """Bytes of KV memory that the member of `hops` has, beside what other routes use of it."""
+    member = hops[0].member
+    return max(0, member.kv_room - sum(hop.kv_bytes for hop in member.hops if hop not in route))
 
 
 def _misshapen(hop: Hop, hidden: Tensor, wanted: str) -> WrongAnswer:

@@ -33,14 +33,14 @@ class Parting(RouteError):
 
 @dataclass(frozen=True, slots=True)
 class ServiceParts:
-    """What the services of all routes of one model share. `can_truncate` as in ModelSpec."""
+    """What the services of all routes of one model share. `can_cut` as in Admission."""
 
     head: Head
     compute: ComputeThread
     telemetry: Telemetry
     queue: WaitingQueue
     settings: CoordinatorSettings
-    can_truncate: bool
+    can_cut: Callable[[int, int], bool]
 
 
 class RouteService:
@@ -60,7 +60,7 @@ class RouteService:
             answer_tokens=settings.answer_tokens,
             keeps=settings.prefix_cache,
             shares=settings.share_prefixes,
-            can_truncate=shared.can_truncate,
+            can_cut=shared.can_cut,
         )
         sizing = ChunkSizing(settings.min_chunk, settings.max_chunk)
         self.scheduler = Scheduler(
@@ -72,7 +72,7 @@ class RouteService:
         """Set when nobody is on the route."""
         self._retired = False
         self._empty = trio.Event()
-        route.count_kv(lambda: self.admission.budget.used)
+        route.count_kv(lambda: self.admission.budget.rooms)
 
     async def serve(self) -> None:
         """Until the route breaks, or nobody is left on one that is retired."""

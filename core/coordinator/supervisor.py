@@ -383,8 +383,8 @@ class Supervisor:
 
     def _new_hop(self, member: Member, layers: range) -> Hop:
         precision, planned = self.planning.precision, self.planning.speeds.timed(member, layers)
-        kv_token_bytes = len(layers) * self.planning.model.kv_bytes(1, precision)
-        return Hop(next(self._numbers), member, layers, precision, kv_token_bytes, planned_seconds=planned)
+        cost = self.planning.model.session_cost(layers, precision)
+        return Hop(next(self._numbers), member, layers, precision, cost, planned_seconds=planned)
 
     def _become(self, state: State, said: str) -> None:
         self._routes.serves = state is State.READY

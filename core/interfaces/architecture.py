@@ -21,7 +21,8 @@ T = TypeVar("T")
 class ModelSpec:
     """What the rest of the system needs to know of a model's config.
 
-    `kv_width` is the number of values that one token leaves in one layer's KV cache (keys and values together).
+    `kv_width` is the number of values that one token leaves in one layer's KV cache (keys and values together), unless
+    `Architecture.layer_cache` says otherwise.
     `config` is the checkpoint's own config, in the words of a Hugging Face config.json. `can_truncate` says that
     what is cached for a session can be cut back to any earlier position; recurrent families can't.
     """
@@ -35,6 +36,21 @@ class ModelSpec:
     tied_head: bool
     config: Mapping[str, Any]
     can_truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """What one layer keeps for a session, in values of the compute dtype unless it says otherwise.
+
+    Each token leaves `token_values` with `Batch.attend` or `Batch.extend`, of which only those of the last `window`
+    tokens are of use (None: all). `state_values`, and `state_fp32_values` in float32, are what `BatchSegment.state`
+    holds, whatever the number of tokens.
+    """
+
+    token_values: int
+    window: int | None = None
+    state_values: int = 0
+    state_fp32_values: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,17 +170,23 @@ class Batch(Protocol):
     ) -> Tensor:
         """Appends k and v to the sessions' caches of `layer`, and returns causal attention over them.
 
+        A layer has the same `window` each time: what slid out of it is forgotten.
+
         q: [rows, heads, head_dim]; k, v: [rows, kv_heads, head_dim]; returns [rows, heads, head_dim]. Each row attends
         to the last `window` positions up to its own, or to all of them. `softcap` bounds the scaled products of q and
         k: softcap * tanh(product / softcap). `sinks` [heads] are scores of one more position each, whose value is 0.
         """
 
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
-        """Appends k and v to the sessions' caches of `layer`; returns what each segment's session has there by now.
+    def extend(self, layer: int, k: Tensor, v: Tensor, window: int | None = None) -> Sequence[tuple[Tensor, Tensor]]:
+        """Appends k and v to the sessions' caches of `layer`; returns what each segment's rows may attend to.
 
         For attention of another kind. k and v: [rows, kv_heads, width], each of a width of its own, together
-        `ModelSpec.kv_width` values a row; returned for each segment: [kv_heads, end of the segment, width].
+        `CacheSize.token_values` a row; returned for each segment: [kv_heads, tokens, width], up to its end, from the
+        first token that its first row sees within `window`, or (None) from the session's first.
         """
+
+    def part(self, rows: Sequence[slice]) -> Batch:
+        """A batch of these rows alone, in this order: each slice is of one segment, and is a segment there."""
 
 
 class LayerStack(Protocol):
@@ -233,6 +255,10 @@ class Architecture(ABC):
     @abstractmethod
     def layer_tensors(self, spec: ModelSpec, layer: int) -> tuple[TensorSpec, ...]:
         """The tensors of one decoder layer, by their names in the checkpoint."""
+
+    def layer_cache(self, spec: ModelSpec, layer: int) -> CacheSize:
+        """What one decoder layer keeps for a session; unless a family says otherwise, `kv_width` values a token."""
+        return CacheSize(spec.kv_width)
 
     @abstractmethod
     def non_layer_tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:

@@ -105,7 +105,7 @@ class Hop:
     def _ready(self, loaded: Loaded) -> None:
         self.stage, self.state = loaded.stage, "ready"
         if loaded.stage is not None:
-            loaded.stage.caches.bound(self._node.keeper.caches, loaded.kv_token_bytes)
+            loaded.stage.caches.bound(self._node.keeper.caches, loaded.session_cost)
         self._times = HopTimes(self._node, loaded.costs, loaded.width)
         self._state_changed()
 

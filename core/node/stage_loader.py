@@ -43,8 +43,9 @@ class LoadAborted(CoreError):
 class Loaded:
     """`stage` is None where layers are held, or on disk, without one. `parity` is what core.parity computed.
 
-    `costs` are those of the stage's layers, and `width` is how wide its rows are; a token leaves `kv_token_bytes` in
-    its caches. `files` are those on this machine that the layers which were read are in; that took `reading` seconds.
+    `costs` are those of the stage's layers, and `width` is how wide its rows are; `session_cost` is what a session's
+    caches take, in bytes by tokens. `files` are those on this machine that the layers which were read are in; that took
+    `reading` seconds.
     """
 
     weight_bytes: int
@@ -54,7 +55,7 @@ class Loaded:
     stage: Stage | None = None
     costs: Sequence[LayerCost] = ()
     width: int = 0
-    kv_token_bytes: int = 0
+    session_cost: Callable[[int], int] = lambda tokens: 0
     files: Mapping[int, Sequence[Path]] = field(default_factory=dict)
     reading: float = 0.0
 
@@ -133,9 +134,9 @@ class StageLoader:
         self._stop_if_aborted()
         costs = layer_costs(model, self.layers, precision, self._shard.quant)
         seconds = time.monotonic() - started
-        width, kv_token_bytes = model.spec.hidden_size, len(self.layers) * model.kv_bytes(1, precision)
+        width, session_cost = model.spec.hidden_size, model.session_cost(self.layers, precision)
         loaded = stage.nbytes, self._read_bytes, seconds, self._parity
-        return Loaded(*loaded, stage, costs, width, kv_token_bytes, self._files, self._reading)
+        return Loaded(*loaded, stage, costs, width, session_cost, self._files, self._reading)
 
     def _hold(self) -> Loaded:
         started = time.monotonic()

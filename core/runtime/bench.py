@@ -15,7 +15,7 @@ from torch import Tensor, autograd
 from core.errors import ConfigError
 from core.runtime.compiled import Opaque, compile_stage
 from core.runtime.device import free_memory, synchronize, torch_dtype
-from core.runtime.kv_cache import capacity
+from core.runtime.layer_cache import capacity
 from core.runtime.model import Model, Precision
 from core.runtime.sampling import Sampler, choose, require_finite
 from core.runtime.sampling_params import SamplingParams
@@ -201,10 +201,9 @@ def made_up_prompt(model: Model, length: int, tokens: int) -> list[int]:
 
 def refuse_too_large(model: Model, precision: Precision, device: torch.device, tokens: int) -> None:
     """Raises ConfigError where the model with `tokens` tokens of KV cache takes more than the device has free."""
-    needed = model.embed_and_head_bytes(precision) + sum(
-        model.layer_bytes(layer, precision) + model.kv_bytes(capacity(tokens), precision)
-        for layer in range(model.spec.layers)
-    )
+    layers = range(model.spec.layers)
+    needed = model.embed_and_head_bytes(precision) + model.session_cost(layers, precision)(capacity(tokens))
+    needed += sum(model.layer_bytes(layer, precision) for layer in layers)
     free = free_memory(device)
     if needed > free:
         raise ConfigError(

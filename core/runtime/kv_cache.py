@@ -1,8 +1,8 @@
-"""KV caches: per session and layer, keys and values in one growing block, with explicit positions."""
+"""KV caches: what the sessions of a stage hold, with explicit positions, and attention over it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,30 +14,10 @@ from core.errors import StageError
 from core.interfaces.architecture import SessionState
 from core.runtime.device import fast_dtype
 from core.runtime.kv_room import KVRoom
+from core.runtime.layer_cache import BLOCK, LayerCache, capacity, forgotten
 
-_BLOCK = 256
-"""A cache's capacity in tokens is a multiple of this."""
 _MAX_SCORES = 1 << 24
 """How many scores of attention are held at once, in float32, where they have to be."""
-
-
-def capacity(tokens: int) -> int:
-    """For how many tokens a cache that holds, or once held, `tokens` has memory: at most a block or a quarter more.
-
-    It grows by a block, or by a quarter of the last power of two.
-    """
-    step = _step(tokens)
-    return -(-tokens // step) * step
-
-
-def longest_within(tokens: int) -> int:
-    """How many tokens a cache can hold that has memory for `tokens`: the largest with a `capacity` within it."""
-    step = _step(tokens)
-    return tokens // step * step
-
-
-def _step(tokens: int) -> int:
-    return max(_BLOCK, 1 << max(0, (tokens - 1).bit_length() - 3))
 
 
 class Segment(Protocol):
@@ -53,45 +33,6 @@ class Segment(Protocol):
     def outputs(self) -> int: ...
 
 
-class LayerCache:
-    """One layer's keys and values of one session: [kv_heads, capacity, head_dim] each."""
-
-    def __init__(self) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(block.nbytes for block in (self.keys, self.values) if block is not None)
-
-    def append(self, start: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes k, v [rows, kv_heads, head_dim] from `start` on; returns all up to their end, [kv_heads, end, dim]."""
-        rows = len(k)
-        end = start + rows
-        keys = self.keys = _room(self.keys, k, start, end)
-        values = self.values = _room(self.values, v, start, end)
-        keys.narrow(1, start, rows).copy_(k.transpose(0, 1))
-        values.narrow(1, start, rows).copy_(v.transpose(0, 1))
-        return keys.narrow(1, 0, end), values.narrow(1, 0, end)
-
-    def prefix(self, length: int) -> LayerCache:
-        """A cache of its own with the first `length` tokens."""
-        copied = LayerCache()
-        if self.keys is not None and self.values is not None:
-            copied.append(0, self.keys[:, :length].transpose(0, 1), self.values[:, :length].transpose(0, 1))
-        return copied
-
-
-def _room(block: Tensor | None, like: Tensor, start: int, end: int) -> Tensor:
-    """`block`, or a larger one that begins with its first `start` tokens, with room for `end`."""
-    if block is not None and end <= block.shape[1]:
-        return block
-    larger = like.new_empty(like.shape[1], capacity(end), like.shape[2])
-    if block is not None:
-        larger[:, :start] = block[:, :start]
-    return larger
-
-
 class SessionCache:
     """One session's KV on one stage. `length` is the number of tokens that it holds in every layer."""
 
@@ -104,8 +45,12 @@ class SessionCache:
     def nbytes(self) -> int:
         return sum(held.nbytes for held in (*self.layers.values(), *self.state.values()))
 
+    def goes_back_to(self, position: int) -> bool:
+        """Whether no layer has forgotten what rows from `position` on attend to."""
+        return position == 0 or all(layer.goes_back_to(position) for layer in self.layers.values())
+
     def prefix(self, length: int) -> SessionCache:
-        """A cache of its own with the first `length` tokens. Raises StageError where the state can't be cut there."""
+        """A cache of its own with the first `length` tokens. Raises StageError where it can't be cut back to them."""
         copied = SessionCache(range(0))
         copied.layers = {layer: cache.prefix(length) for layer, cache in self.layers.items()}
         copied.state = {name: held.prefix(length) for name, held in self.state.items()}
@@ -122,14 +67,15 @@ class CacheStore:
         self._capacities: dict[int, int] = {}
         """For how many tokens each session's caches have, or are about to have, memory."""
         self._room = KVRoom()
-        self._token_bytes = 0
+        self._cost: Callable[[int], int] = lambda tokens: 0
+        self._taken = 0
 
-    def bound(self, room: KVRoom, token_bytes: int) -> None:
-        """Sessions, of which there are none yet, take `token_bytes` of `room` for each token that they have memory for.
+    def bound(self, room: KVRoom, cost: Callable[[int], int]) -> None:
+        """Sessions, of which there are none yet, take `cost` bytes of `room` by the tokens that they have memory for.
 
         One block is free: a single token, by which a route is proven, finds room in a full one.
         """
-        self._room, self._token_bytes = room, token_bytes
+        self._room, self._cost = room, cost
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -146,29 +92,24 @@ class CacheStore:
         """The caches that `segments` extend, each truncated to its segment's position.
 
         A segment at position 0 begins its session. Raises StageError, and touches no cache, where one starts past
-        its cache's end, or there is no room.
+        its cache's end, or before what its layers' windows have forgotten, or there is no room.
         """
         ends: dict[int, int] = {}
         for segment in segments:
-            self._refuse_gap(segment)
+            self._refuse(segment)
             ends[segment.session] = max(ends.get(segment.session, 0), segment.position + segment.rows)
-        self._make_room(ends)
+        held = self._capacities
+        self._resize(held | {session: max(capacity(end), held.get(session, 0)) for session, end in ends.items()})
         return [self._begin(segment) for segment in segments]
 
-    def _make_room(self, ends: Mapping[int, int]) -> None:
-        """For sessions that are to have so many tokens."""
-        held = self._capacities
-        grown = {session: tokens for session, end in ends.items() if (tokens := capacity(end)) > held.get(session, 0)}
-        if grown:
-            self._resize(sum(tokens - held.get(session, 0) for session, tokens in grown.items()))
-            held.update(grown)
+    def _resize(self, capacities: dict[int, int]) -> None:
+        """Has the room count what sessions take then. Raises StageError, and changes nothing, if there is none."""
+        if capacities != self._capacities:
+            taken = max(0, sum(map(self._cost, capacities.values())) - self._cost(BLOCK))
+            self._room.take(taken - self._taken)
+            self._capacities, self._taken = capacities, taken
 
-    def _resize(self, tokens: int) -> None:
-        before = sum(self._capacities.values())
-        counted, wanted = (max(0, each - _BLOCK) * self._token_bytes for each in (before, before + tokens))
-        self._room.take(wanted - counted)
-
-    def _refuse_gap(self, segment: Segment) -> None:
+    def _refuse(self, segment: Segment) -> None:
         cache = self._sessions.get(segment.session)
         held = cache.length if cache is not None else 0
         if segment.position > held:
@@ -176,6 +117,8 @@ class CacheStore:
                 f"session {segment.session} has {held} tokens cached",
                 f"a segment that starts at position {segment.position} leaves a gap",
             )
+        if cache is not None and not cache.goes_back_to(segment.position):
+            raise forgotten(segment.position)
 
     def _begin(self, segment: Segment) -> SessionCache:
         cache = self._sessions.get(segment.session)
@@ -187,22 +130,21 @@ class CacheStore:
     def copy(self, source: int, target: int, length: int) -> None:
         """Begins the session `target` with the first `length` tokens of `source`, in memory of its own.
 
-        Raises StageError, and changes nothing, where `source` holds fewer, or keeps a state that can't be cut back
-        (see ModelSpec.can_truncate), or there is no room.
+        Raises StageError, and changes nothing, where `source` holds fewer, or can't be cut back to them, or there is no
+        room.
         """
         cache = self._sessions.get(source)
         held = cache.length if cache is not None else 0
         if cache is None or length > held:
             raise StageError(f"session {source} has {held} tokens cached", f"{length} can't be copied from it")
-        copied, tokens = cache.prefix(length), capacity(max(1, length))
-        self._resize(tokens - self._capacities.get(target, 0))
-        self._sessions[target], self._capacities[target] = copied, tokens
+        copied = cache.prefix(length)
+        self._resize({**self._capacities, target: capacity(max(1, length))})
+        self._sessions[target] = copied
 
     def clear(self, sessions: Sequence[int]) -> None:
         for session in sessions:
-            if self._sessions.pop(session, None) is not None:
-                self._resize(-self._capacities[session])
-                del self._capacities[session]
+            self._sessions.pop(session, None)
+        self._resize({session: tokens for session, tokens in self._capacities.items() if session in self._sessions})
 
     def clear_all(self) -> None:
         self.clear(list(self._sessions))
@@ -221,18 +163,26 @@ class _Part:
         return self.cache.state
 
 
-class SegmentBatch:
-    """The Batch of core.interfaces.architecture, over the caches of one stage."""
+class PieceBatch:
+    """The Batch of core.interfaces.architecture: of each piece its position, its number of rows, and its cache."""
 
-    def __init__(self, segments: Sequence[Segment], store: CacheStore, device: torch.device) -> None:
+    def __init__(self, pieces: Sequence[tuple[int, int, SessionCache]], device: torch.device) -> None:
         self.segments: list[_Part] = []
         positions: list[int] = []
-        for segment, cache in zip(segments, store.begin(segments), strict=True):
+        for start, rows, cache in pieces:
             first = len(positions)
-            positions.extend(range(segment.position, segment.position + segment.rows))
-            self.segments.append(_Part(slice(first, len(positions)), segment.position, cache))
-        self._sizes = [segment.rows for segment in segments]
+            positions.extend(range(start, start + rows))
+            self.segments.append(_Part(slice(first, len(positions)), start, cache))
+        self._sizes = [rows for _, rows, _ in pieces]
         self.positions = torch.tensor(positions, dtype=torch.int64, device=device)
+
+    def part(self, rows: Sequence[slice]) -> PieceBatch:
+        owners = [next(own for own in self.segments if piece.start < own.rows.stop) for piece in rows]
+        pieces = [
+            (own.start + piece.start - own.rows.start, piece.stop - piece.start, own.cache)
+            for piece, own in zip(rows, owners, strict=True)
+        ]
+        return PieceBatch(pieces, self.positions.device)
 
     def attend(
         self,
@@ -246,19 +196,30 @@ class SegmentBatch:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        cached = zip(self.segments, self._split(q), self.extend(layer, k, v), strict=True)
+        cached = zip(self._split(q), self.extend(layer, k, v, window), strict=True)
         outputs = [
-            causal_attention(rows, *both, part.start, scale, window, softcap, sinks) for part, rows, both in cached
+            causal_attention(rows, *both, both[0].shape[1] - len(rows), scale, window, softcap, sinks)
+            for rows, both in cached
         ]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def extend(self, layer: int, k: Tensor, v: Tensor, window: int | None = None) -> list[tuple[Tensor, Tensor]]:
         new = zip(self.segments, self._split(k), self._split(v), strict=True)
-        return [part.cache.layers[layer].append(part.start, *rows) for part, *rows in new]
+        return [own.cache.layers[layer].append(own.start, keys, values, window) for own, keys, values in new]
 
     def _split(self, rows: Tensor) -> Sequence[Tensor]:
         """The rows of each segment."""
         return (rows,) if len(self.segments) == 1 else torch.split_with_sizes(rows, self._sizes)
+
+
+class SegmentBatch(PieceBatch):
+    """One over the caches of a stage."""
+
+    def __init__(self, segments: Sequence[Segment], store: CacheStore, device: torch.device) -> None:
+        caches = store.begin(segments)
+        super().__init__(
+            [(each.position, each.rows, cache) for each, cache in zip(segments, caches, strict=True)], device
+        )
 
     def commit(self) -> None:
         """Counts the rows as cached: called when every layer has them."""

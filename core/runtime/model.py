@@ -19,8 +19,10 @@ from core.interfaces.quantizer import Quantizer
 from core.plugins import PluginHost
 from core.runtime.device import refuse_dtype, torch_dtype
 from core.runtime.held_layers import Parts
+from core.runtime.layer_cache import can_cut
 from core.runtime.memory import large_blocks_returned
 from core.runtime.sampling_params import advised
+from core.runtime.session_cost import SessionCost
 from core.runtime.stage import Stage
 from core.runtime.unquantized import Plain
 from core.runtime.weights import StageWeights, check_tensors, embedding_quantizer
@@ -80,6 +82,7 @@ class Model:
             check_tensors(checkpoint, self._non_layer_specs())
             for layer in range(self.spec.layers):
                 check_tensors(checkpoint, self._layer_specs(layer))
+            self.layer_caches = [architecture.layer_cache(self.spec, layer) for layer in range(self.spec.layers)]
         # A config may say anything where something else is expected.
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise ConfigError(
@@ -115,9 +118,15 @@ class Model:
         """What the layers' tensors take in the checkpoint's files."""
         return sum(self.checkpoint.tensors[spec.name].nbytes for spec in self._stage_specs(layers))
 
-    def kv_bytes(self, tokens: int, precision: Precision) -> int:
-        """What one layer's KV cache of `tokens` tokens holds."""
-        return tokens * self.spec.kv_width * precision.compute.itemsize
+    def session_cost(self, layers: range, precision: Precision) -> SessionCost:
+        """What a session's caches of `layers` take."""
+        return SessionCost(self.layer_caches[layers.start : layers.stop], precision.compute)
+
+    def can_cut(self, held: int, length: int) -> bool:
+        """Whether what a session of `held` tokens keeps can be cut back to the first `length` of them."""
+        if held == length or not self.spec.can_truncate:
+            return held == length
+        return all(can_cut(held, length, window) for window in {size.window for size in self.layer_caches})
 
     def embed_and_head_bytes(self, precision: Precision) -> int:
         """What embedding, norm and head hold on the coordinator."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from core import Architecture, EmbedAndHead, LayerStack, ModelSpec, TensorInfo, TensorSpec, Weights
+from core import Architecture, CacheSize, EmbedAndHead, LayerStack, ModelSpec, TensorInfo, TensorSpec, Weights
 from core_plugin_transformers import config as configs
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ class Transformers(Architecture):
 
     def non_layer_tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         return tuple(tensor for recipe in _own(spec).non_layer for tensor in recipe.specs)
+
+    def layer_cache(self, spec: ModelSpec, layer: int) -> CacheSize:
+        return _own(spec).caches[layer]
 
     def build_layers(self, spec: ModelSpec, layers: range, weights: Weights) -> LayerStack:
         from core_plugin_transformers.loading import build_stack

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from core import ConfigError
@@ -79,13 +79,8 @@ def context_length(config: Any) -> int:
     return ENDLESS
 
 
-def kv_width(config: Any, caching: Collection[int]) -> int:
-    """Values that a token leaves in one layer's cache, keys and values: the mean, where only `caching` layers cache."""
-    layers = config.per_layer_config
-    return -(-sum(_width(layers[layer]) for layer in caching) // len(layers))
-
-
-def _width(config: Any) -> int:
+def kv_width(config: Any) -> int:
+    """Values that a token leaves in the cache of a layer with that config, as most families have them."""
     heads = int(getattr(config, "num_attention_heads", 0) or 0)
     if getattr(config, "kv_lora_rank", None) and getattr(config, "v_head_dim", None):
         return heads * int(config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim)

@@ -106,17 +106,19 @@ class Skeleton:
         self.model._move_missing_keys_from_meta_to_device(set(), {"": device}, None, None)
         self.model._initialize_missing_keys(False)
 
-    def run(self, model: Any, embeds: Tensor, positions: Tensor, cache: Any = None) -> Any:
-        """`model`, the whole one or its base, over `embeds` [rows, hidden_size] at `positions` [rows]."""
+    def run(self, model: Any, embeds: Tensor, positions: Tensor, cache: Any = None, mask: Tensor | None = None) -> Any:
+        """`model`, the whole one or its base, over `embeds` [sessions, rows, hidden_size] at `positions` [sessions,
+        rows]. `mask` [sessions, tokens] leaves out what is 0."""
         arguments = {
-            "position_ids": positions[None],
-            "cache_position": positions,
+            "position_ids": positions,
+            "cache_position": positions.max(dim=0).values,
+            "attention_mask": mask,
             "use_cache": cache is not None,
             str(self.cache_argument): cache,
         }
         accepted = {name: value for name, value in arguments.items() if name in self._accepted}
         with _DEFAULT_DTYPE:
-            return model(inputs_embeds=embeds[None], **accepted)
+            return model(inputs_embeds=embeds, **accepted)
 
     def nowhere(self, like: Tensor) -> Tensor:
         """Embeddings that nothing may depend on, of the shape and place of `like`."""
@@ -143,7 +145,9 @@ def probe(skeleton: Skeleton) -> tuple[int, set[str]]:
         try:
             with torch.inference_mode():
                 ran = skeleton.run(
-                    skeleton.base, torch.zeros(PROBED_ROWS, width, dtype=skeleton.dtype), torch.arange(PROBED_ROWS)
+                    skeleton.base,
+                    torch.zeros(1, PROBED_ROWS, width, dtype=skeleton.dtype),
+                    torch.arange(PROBED_ROWS)[None],
                 )
             if ran[0].shape == (1, PROBED_ROWS, width):
                 return reply, before

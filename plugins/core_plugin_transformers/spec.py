@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import CacheLayerMixin
 
-from core import ConfigError, ModelSpec, TensorInfo
+from core import CacheSize, ConfigError, ModelSpec, TensorInfo
 from core_plugin_transformers import config as configs
 from core_plugin_transformers.names import Recipe, recipes
-from core_plugin_transformers.session import is_recurrent
+from core_plugin_transformers.session import has_state
+from core_plugin_transformers.sizes import cache_sizes
 from core_plugin_transformers.skeleton import Skeleton, probe
 
 
@@ -21,12 +21,13 @@ from core_plugin_transformers.skeleton import Skeleton, probe
 class TransformersSpec(ModelSpec):
     """`by_layer` makes each layer's parameters; the first layer's include what runs before it.
 
-    `non_layer` makes the rest. `reply` is the form of a layer's result.
+    `non_layer` makes the rest. `reply` is the form of a layer's result. `caches` is what each layer keeps.
     """
 
     by_layer: tuple[tuple[Recipe, ...], ...]
     non_layer: tuple[Recipe, ...]
     reply: int
+    caches: tuple[CacheSize, ...]
 
 
 def read_spec(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> TransformersSpec:
@@ -38,8 +39,8 @@ def read_spec(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> T
     layers = [[recipe for recipe in found if recipe.target.startswith(f"{prefix}{n}.")] for n in range(count)]
     tied = _is_tied(skeleton.model, outer)
     cached = DynamicCache(config=own).layers
-    caching = [layer for layer in range(count) if isinstance(cached[layer], CacheLayerMixin)]
     reply, before = probe(skeleton)
+    caches = cache_sizes(skeleton)
     early = [recipe for recipe in outer if recipe.target.rpartition(".")[0] in before]
     return TransformersSpec(
         architecture="transformers",
@@ -47,13 +48,14 @@ def read_spec(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> T
         hidden_size=int(own.hidden_size),
         vocab_size=int(own.vocab_size),
         context_length=configs.context_length(own),
-        kv_width=configs.kv_width(own, caching),
+        kv_width=max(size.token_values for size in caches),
         tied_head=tied,
         config=config,
-        can_truncate=not any(is_recurrent(layer) for layer in cached),
+        can_truncate=not any(map(has_state, cached)),
         by_layer=tuple(tuple(early * (n == 0) + layer) for n, layer in enumerate(layers)),
         non_layer=tuple(recipe for recipe in outer if recipe not in early),
         reply=reply,
+        caches=caches,
     )
 
 

@@ -34,9 +34,15 @@ class Counted:
 
 def admission_to(queue: WaitingQueue, counted: Counted) -> Admission:
     route = SimpleNamespace(
-        kv_tokens=BUDGET, kv_capacity=BUDGET, is_settled=True, failure=None, epoch=1, hops=[SimpleNamespace(number=1)]
+        kv_tokens=BUDGET,
+        kv_capacity=BUDGET,
+        fits=lambda rooms: sum(rooms.elements()) <= BUDGET,
+        is_settled=True,
+        failure=None,
+        epoch=1,
+        hops=[SimpleNamespace(number=1)],
     )
-    options = {"max_sessions": 8, "answer_tokens": 1024, "keeps": False, "can_truncate": True}
+    options = {"max_sessions": 8, "answer_tokens": 1024, "keeps": False, "can_cut": lambda held, length: True}
     return Admission(cast(Route, route), queue, counted.begin, counted.leave, **options)
 
 

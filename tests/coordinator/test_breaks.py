@@ -154,10 +154,16 @@ async def test_a_route_that_breaks_while_a_cache_command_is_sent_is_served_no_lo
 
 def test_who_waits_for_more_room_gets_it_also_on_a_route_that_is_closed() -> None:
     route = SimpleNamespace(
-        epoch=1, hops=[SimpleNamespace(number=1)], kv_tokens=512, kv_capacity=512, is_settled=True, failure=None
+        epoch=1,
+        hops=[SimpleNamespace(number=1)],
+        kv_tokens=512,
+        kv_capacity=512,
+        fits=lambda rooms: sum(rooms.elements()) <= 512,
+        is_settled=True,
+        failure=None,
     )
     queue, begun = WaitingQueue(), []
-    options = {"max_sessions": 4, "answer_tokens": 40, "keeps": False, "can_truncate": True}
+    options = {"max_sessions": 4, "answer_tokens": 40, "keeps": False, "can_cut": lambda held, length: True}
     admission = Admission(cast(Route, route), queue, begun.append, lambda: None, **options)
     first, second = (_unbounded(number) for number in (1, 2))
     for session in (first, second):

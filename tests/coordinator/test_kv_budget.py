@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import pytest
 
 from core.coordinator.kv_budget import MAX_KEPT, MIN_KEPT_TOKENS, KVBudget
@@ -9,8 +13,19 @@ from core.coordinator.kv_budget import MAX_KEPT, MIN_KEPT_TOKENS, KVBudget
 CHAT = list(range(100, 200))
 
 
+@dataclass
+class Memory:
+    """For so many tokens, and in which every session takes as much as `per_session` tokens besides."""
+
+    kv_tokens: int
+    per_session: int = 0
+
+    def fits(self, rooms: Mapping[int, int]) -> bool:
+        return sum(count * (tokens + self.per_session) for tokens, count in rooms.items()) <= self.kv_tokens
+
+
 def budget_of(tokens: int, *, keeps: bool) -> KVBudget:
-    return KVBudget(lambda: tokens, keeps=keeps)
+    return KVBudget(Memory(tokens), keeps=keeps)
 
 
 def test_reservations_fill_it_and_hand_back() -> None:
@@ -82,12 +97,12 @@ def test_the_longest_session_fits_with_the_memory_that_its_caches_grow_into(toke
 
 
 def test_what_the_memory_holds_can_change_under_it() -> None:
-    memory = [1000]
-    budget = KVBudget(lambda: memory[0], keeps=True)
+    memory = Memory(1000)
+    budget = KVBudget(memory, keeps=True)
     assert budget.keep(1, CHAT, 200) == []
     assert budget.reserve(600) == []
-    memory[0] = 700
-    assert (budget.tokens, budget.used) == (700, 800)
+    memory.kv_tokens = 700
+    assert (budget.tokens, budget.reserved + budget.kept) == (700, 800)
     assert not budget.has_room(101)
     assert budget.reserve(100) == [1], "what was kept goes, what runs stays"
     assert budget.reserve(1) is None
@@ -100,3 +115,17 @@ def test_who_is_told_to_forget_keeps_nothing_from_then_on() -> None:
     assert budget.forget() == [1, 2]
     assert budget.kept == 0
     assert budget.keep(3, CHAT, 256) == [3]
+
+
+def test_what_every_session_takes_whatever_its_length_counts_for_ended_ones_too() -> None:
+    """A recurrent state stays with the caches that are kept."""
+    budget = KVBudget(Memory(1000, per_session=100), keeps=True)
+    assert budget.keep(1, CHAT, 200) == []
+    assert budget.keep(2, CHAT, 200) == []
+    assert budget.reserve(200) == []
+    assert budget.rooms == Counter({200: 3})
+    assert budget.reserve(100) == [1]
+    assert budget.reserve(400, held=100) == [2]
+    assert (budget.reserved, budget.kept) == (600, 0)
+    budget.release(200)
+    assert budget.rooms == Counter({400: 1})

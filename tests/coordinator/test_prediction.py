@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 
@@ -10,6 +11,11 @@ from core.coordinator.prediction import Prediction, gain, predict
 from core.interfaces.planner import COORDINATOR, Candidate, Plan, PlanFor, PlanRequest, StagePlan, Wire
 
 GB = 10**9
+
+
+def caches(token_bytes: int) -> Callable[[range], Callable[[int], int]]:
+    """Of which each token takes so many bytes in every layer."""
+    return lambda layers: lambda tokens: tokens * len(layers) * token_bytes
 
 
 def test_a_token_takes_what_the_stages_read_and_the_links_cost() -> None:
@@ -20,7 +26,7 @@ def test_a_token_takes_what_the_stages_read_and_the_links_cost() -> None:
     wires = {(COORDINATOR, "near"): Wire(0.001), (COORDINATOR, "far"): Wire(0.005, bandwidth=1e6)}
     request = PlanRequest((GB,) * 4, tuple(nodes), weight_bytes=(GB,) * 4, row_bytes=1000, wires=wires)
     plan = Plan((StagePlan("near", 0, 1, GB), StagePlan("far", 1, 4, 3 * GB)))
-    found = predict(plan, request, kv_layer_bytes=1000, longest=10**9)
+    found = predict(plan, request, caches(1000), longest=10**9)
     assert found.token_seconds == pytest.approx(0.1 + 0.15 + 0.001 + (0.005 + 0.001) * 2)
     assert found.context == min(9 * GB // 1000, 17 * GB // 3000)
 
@@ -28,7 +34,7 @@ def test_a_token_takes_what_the_stages_read_and_the_links_cost() -> None:
 def test_a_node_whose_speed_is_not_known_makes_no_plan_faster() -> None:
     nodes = [Candidate("a", GB, "cpu")]
     request = PlanRequest((GB // 2,), tuple(nodes), weight_bytes=(GB // 2,))
-    found = predict(Plan((StagePlan("a", 0, 1, GB // 2),)), request, kv_layer_bytes=0, longest=4096)
+    found = predict(Plan((StagePlan("a", 0, 1, GB // 2),)), request, caches(0), longest=4096)
     assert found == Prediction(0.0, 4096)
     assert gain(found, Prediction(0.5, 4096)) == ""
 
@@ -66,10 +72,8 @@ def test_for_throughput_the_slowest_stage_is_compared() -> None:
         Candidate("slow", GB, "cpu", row_seconds=(0.05,) * 4),
     ]
     request = PlanRequest((1,) * 4, tuple(nodes), weight_bytes=(1,) * 4)
-    one = predict(Plan((StagePlan("quick", 0, 4, 4),)), request, kv_layer_bytes=0, longest=100)
-    two = predict(
-        Plan((StagePlan("quick", 0, 3, 3), StagePlan("slow", 3, 4, 1))), request, kv_layer_bytes=0, longest=100
-    )
+    one = predict(Plan((StagePlan("quick", 0, 4, 4),)), request, caches(0), longest=100)
+    two = predict(Plan((StagePlan("quick", 0, 3, 3), StagePlan("slow", 3, 4, 1))), request, caches(0), longest=100)
     assert (one.stage_seconds, two.stage_seconds) == (pytest.approx(0.04), pytest.approx(0.05))
     assert gain(one, two, PlanFor.THROUGHPUT) == "the slowest stage is predicted to take 40 ms instead of 50"
     assert gain(two, one, PlanFor.THROUGHPUT) == ""

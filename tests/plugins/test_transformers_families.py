@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from core import CheckpointError, ConfigError, DType, Source
 from core.errors import StageError
 from core.plugins import PluginHost
 from core.protocol.fields import Segment
+from core.runtime.layer_cache import capacity
 from core.runtime.model import Model, Precision
 from core.testing.cluster_in_memory import memory_cluster
 from core.testing.families import LAYERS, tiny_family
@@ -43,6 +45,10 @@ RECURRENT = ["qwen3_next", "mamba", "lfm2"]
 
 def segment(position: int, rows: int, session: int = 1) -> Segment:
     return Segment(session=session, position=position, rows=rows, outputs=rows)
+
+
+def random_rows(rows: int, width: int, seed: int) -> Tensor:
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
 
 
 class Pipeline:
@@ -123,6 +129,42 @@ def test_a_session_goes_on_from_anothers_prefix_where_it_can_be_cut_back(family:
         torch.testing.assert_close(again, expected)
 
 
+def test_sessions_of_any_length_decode_together_as_alone(family: tuple[str, Path]) -> None:
+    _, path = family
+    with opened(path) as (model, precision):
+        width = model.spec.hidden_size
+        for layers in (range(LAYERS), range(2, 3)):
+            alone, shared = (model.load_stage(layers, precision, CPU)[0] for _ in range(2))
+            prompts = [(1, 20), (2, 3), (3, 9)]
+            for stage in (alone, shared):
+                for session, rows in prompts:
+                    stage.run(random_rows(rows, width, seed=session), [segment(0, rows, session)], outputs_only=False)
+            for step in range(3):
+                rows = random_rows(5, width, seed=10 + step)
+                batch = [segment(length + step, 1, session) for session, length in prompts]
+                # A prompt of another session may be among those that decode.
+                batch.insert(1, segment(0, 2, session=9))
+                together = shared.run(rows, batch, outputs_only=False)
+                parts = rows.split([each.rows for each in batch])
+                expected = [
+                    alone.run(part, [each], outputs_only=False) for part, each in zip(parts, batch, strict=True)
+                ]
+                torch.testing.assert_close(together, torch.cat(expected), rtol=1e-3, atol=1e-3)
+            stack: Any = shared.stack
+            assert stack._shares, "they were computed one after another"
+
+
+def test_sessions_hold_what_was_planned(family: tuple[str, Path]) -> None:
+    _, path = family
+    with opened(path, DType.BF16) as (model, precision):
+        for layers in (range(LAYERS), range(1, 2), range(2, LAYERS)):
+            stage, _ = model.load_stage(layers, precision, CPU)
+            for session, rows in ((1, 40), (2, 200)):
+                stage.run(torch.randn(rows, model.spec.hidden_size), [segment(0, rows, session)], outputs_only=False)
+            planned = model.session_cost(layers, precision).of(Counter(map(capacity, (40, 200))))
+            assert abs(stage.caches.nbytes - planned) <= 0.03 * planned, layers
+
+
 def test_what_a_stage_holds_is_what_was_announced(family: tuple[str, Path]) -> None:
     _, path = family
     with opened(path, DType.BF16) as (model, precision):
@@ -140,7 +182,7 @@ def test_a_cache_is_counted_and_ends_with_its_session(gpt2: Path) -> None:
     with opened(gpt2) as (model, precision):
         stage, _ = model.load_stage(range(1, 3), precision, CPU)
         stage.run(torch.randn(10, 64), [segment(0, 10)], outputs_only=False)
-        assert stage.caches.nbytes == 2 * model.kv_bytes(10, precision)
+        assert stage.caches.nbytes == model.session_cost(range(1, 3), precision)(capacity(10))
         stage.caches.clear([1])
         assert stage.caches.nbytes == 0
 

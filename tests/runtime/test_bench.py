@@ -96,7 +96,7 @@ def test_what_does_not_fit_the_device_is_refused_before_it_is_loaded(
     model: Model, precision: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed = model.embed_and_head_bytes(precision) + sum(model.layer_bytes(layer, precision) for layer in range(6))
-    needed += 6 * model.kv_bytes(256, precision)
+    needed += model.session_cost(range(6), precision)(256)
     monkeypatch.setattr(bench, "free_memory", lambda device: needed)
     refuse_too_large(model, precision, CPU, tokens=200)
     with pytest.raises(ConfigError, match="the whole model does not fit cpu"):

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from core.errors import StageError
 from core.runtime import kv_cache
-from core.runtime.kv_cache import CacheStore, LayerCache, SegmentBatch, capacity, causal_attention
+from core.runtime.kv_cache import CacheStore, SegmentBatch, causal_attention
+from core.runtime.layer_cache import LayerCache, capacity
 
 CPU = torch.device("cpu")
 KV_HEADS, HEADS, DIM = 2, 6, 16

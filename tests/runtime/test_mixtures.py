@@ -16,7 +16,7 @@ from core.plugins import PluginHost
 from core.protocol.fields import Segment
 from core.runtime.compiled import Opaque, compile_stage
 from core.runtime.experts import PackedExperts
-from core.runtime.kv_cache import capacity
+from core.runtime.layer_cache import capacity
 from core.runtime.model import Model, Precision
 from core.runtime.stage import Stage
 from core.testing.checkpoints import tiny_checkpoint
@@ -72,7 +72,7 @@ def test_a_cache_of_latents_is_as_small_as_planned(latent_model: Model) -> None:
     stage, _ = latent_model.load_stage(range(LAYERS), precision, torch.device("cpu"))
     stage.run(torch.randn(300, WIDTH), [Segment(1, 0, 300, 1)], outputs_only=True)
     assert latent_model.spec.kv_width == 32 + 8
-    assert stage.caches.nbytes == LAYERS * latent_model.kv_bytes(capacity(300), precision)
+    assert stage.caches.nbytes == latent_model.session_cost(range(LAYERS), precision)(capacity(300))
 
 
 def test_a_session_goes_on_from_anothers_latents(latent_model: Model) -> None:
