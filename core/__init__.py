@@ -29,6 +29,7 @@ from core.interfaces.planner import (
     Wire,
 )
 from core.interfaces.quantizer import Embedding, GroupedLinear, Linear, Quantizer
+from core.interfaces.stored import StoredForm, StoredWeight, Values
 from core.interfaces.transport import Channel, Credentials, Handler, Transport
 
 __version__ = "0.1.0"
@@ -73,10 +74,13 @@ __all__ = [
     "Source",
     "StageError",
     "StagePlan",
+    "StoredForm",
+    "StoredWeight",
     "TensorInfo",
     "TensorSpec",
     "Transport",
     "TrustError",
+    "Values",
     "Weights",
     "Wire",
     "hookimpl",
