@@ -42,6 +42,7 @@ from core.interfaces.planner import (
     Wire,
 )
 from core.interfaces.quantizer import Embedding, GroupedLinear, Linear, Quantizer
+from core.interfaces.stored import StoredForm, StoredWeight, Values
 from core.interfaces.transport import MIN_MESSAGE_BYTES, Channel, Credentials, Handler, Transport
 
 __version__ = "0.1.0"
@@ -90,10 +91,13 @@ __all__ = [
     "Source",
     "StageError",
     "StagePlan",
+    "StoredForm",
+    "StoredWeight",
     "TensorInfo",
     "TensorSpec",
     "Transport",
     "TrustError",
+    "Values",
     "Weights",
     "Wire",
     "hookimpl",

@@ -26,6 +26,7 @@ from core.blocks.rope import RotaryEmbedding, Rotation, rope_parameters
 from core.blocks.shape import DecoderShape, Latent
 from core.runtime.device import fast_dtype
 from core.runtime.kernel_choice import TOLERANCE, Kernel, Kernels, Product, choose_kernels, normal, timed
+from core.runtime.stored_weights import dequantise, in_pairs, nibbles, numbers, spread
 from core.runtime.unquantized import Plain, PlainLinear, multiply
 
 __all__ = [
@@ -55,18 +56,23 @@ __all__ = [
     "Scoring",
     "UnitOffsetRMSNorm",
     "choose_kernels",
+    "dequantise",
     "fast_dtype",
     "first_layers",
     "gelu_tanh",
     "head_dim",
+    "in_pairs",
     "layer_windows",
     "linear_tensors",
     "multiply",
+    "nibbles",
     "normal",
+    "numbers",
     "refuse_partial_rotation",
     "refuse_unless",
     "required",
     "rope_parameters",
     "size",
+    "spread",
     "timed",
 ]

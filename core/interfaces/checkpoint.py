@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from core.errors import CheckpointError
+from core.interfaces.stored import StoredForm, StoredWeight
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -35,7 +38,8 @@ class Source:
 class TensorInfo:
     """A tensor as the checkpoint stores it: `nbytes` of `file` from byte `offset` on.
 
-    `bits` are those of a value, scales left out, where the format says so: by them `--quant auto` packs.
+    `bits` are those of a value, scales left out, where the format says so: by them `--quant auto` packs. `form` is that
+    of a quantized weight which `Checkpoint.stored` gives as it is stored; None for every other tensor.
     """
 
     shape: tuple[int, ...]
@@ -44,6 +48,7 @@ class TensorInfo:
     file: str
     offset: int
     bits: int | None = None
+    form: StoredForm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,14 @@ class Checkpoint(ABC):
     def slices(self, name: str) -> Iterator[Tensor]:
         """What `read` gives, cut along its first dimension: better a slice at a time, where that is possible."""
         yield from self.read(name)
+
+    def stored(self, name: str) -> StoredWeight:
+        """A tensor of two dimensions that has a `TensorInfo.form`, as [out_features, in_features]."""
+        raise CheckpointError(f"{name} is not given as it is stored", hint="use --quant int4, int8 or fp16")
+
+    def stored_slices(self, name: str) -> Iterator[StoredWeight]:
+        """Likewise of one of three dimensions: a weight for each step along the first one."""
+        raise CheckpointError(f"{name} is not given as it is stored", hint="use --quant int4, int8 or fp16")
 
     def set_aside(self, file: str) -> bool:
         """Puts a file out of the way that is damaged, so that `fetch` brings it again. Whether it was, and is.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from core.interfaces.dtypes import DType
+from core.interfaces.stored import StoredForm, StoredWeight
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +53,11 @@ class Embedding(Linear, Protocol):
 
 
 class Quantizer(ABC):
-    """Two verbs: say how large a weight will be, and pack it. Packing is per tensor, as it is read."""
+    """Two verbs: say how large a weight will be, and pack it. Packing is per tensor, as it is read.
+
+    Weights that are quantized in the checkpoint can be kept as they are by who `keeps` their form. From others they get
+    what they dequantise to.
+    """
 
     name: ClassVar[str]
     packs_embeddings: ClassVar[bool] = False
@@ -73,6 +78,21 @@ class Quantizer(ABC):
     def pack_embedding(self, weight: Tensor, *, dtype: torch.dtype, device: torch.device) -> Embedding:
         """As `pack`, of an embedding. Called only where `packs_embeddings`."""
         return cast("Embedding", self.pack(weight, None, dtype=dtype, device=device))
+
+    def keeps(self, form: StoredForm) -> bool:
+        """Whether `keep` takes weights of this form."""
+        return False
+
+    def kept_bytes(self, shape: tuple[int, int], form: StoredForm, dtype: DType) -> int:
+        """As `packed_bytes`, of a weight that is kept in `form`."""
+        raise NotImplementedError
+
+    def keep(self, weight: StoredWeight, bias: Tensor | None, *, dtype: torch.dtype, device: torch.device) -> Linear:
+        """Holds `weight` with the values that it is stored with, to multiply in `dtype` on `device`.
+
+        Where `packs_embeddings`, it can be kept as an `Embedding`, and is one.
+        """
+        raise NotImplementedError
 
     def report(self, device: torch.device) -> str:
         """What multiplies on `device`, for `core doctor`: found by trying. Empty where there is nothing to say."""

@@ -24,6 +24,7 @@ from core.interfaces.architecture import Batch, PiecewiseLayer, PiecewiseStack
 from core.interfaces.checkpoint import Progress
 from core.interfaces.dtypes import DType
 from core.interfaces.quantizer import Linear, Quantizer
+from core.interfaces.stored import StoredForm, StoredWeight
 from core.runtime.device import Recorder, recorder
 from core.runtime.kv_cache import CacheStore, SegmentBatch
 from core.runtime.stage import Stage
@@ -81,6 +82,17 @@ class Opaque(Quantizer):
 
     def pack(self, weight: Tensor, bias: Tensor | None, *, dtype: torch.dtype, device: torch.device) -> OpaqueLinear:
         return OpaqueLinear(self._quantizer.pack(weight, bias, dtype=dtype, device=device), len(weight))
+
+    def keeps(self, form: StoredForm) -> bool:
+        return self._quantizer.keeps(form)
+
+    def kept_bytes(self, shape: tuple[int, int], form: StoredForm, dtype: DType) -> int:
+        return self._quantizer.kept_bytes(shape, form, dtype)
+
+    def keep(
+        self, weight: StoredWeight, bias: Tensor | None, *, dtype: torch.dtype, device: torch.device
+    ) -> OpaqueLinear:
+        return OpaqueLinear(self._quantizer.keep(weight, bias, dtype=dtype, device=device), weight.shape[0])
 
 
 @torch.inference_mode()

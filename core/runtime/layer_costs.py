@@ -36,12 +36,14 @@ def layer_costs(model: Model, layers: Iterable[int], precision: Precision, quant
 
 def _cost(model: Model, layer: int, precision: Precision, quant: str, chosen: int) -> LayerCost:
     specs = list(model.architecture.layer_tensors(model.spec, layer))
-    shapes = [(spec.shape, spec.packed, spec.fp32, spec.transposed) for spec in specs]
+    tensors = model.checkpoint.tensors
+    shapes = [(spec.shape, spec.packed, spec.fp32, spec.transposed, tensors[spec.name].form) for spec in specs]
     text = repr((model.architecture.name, quant, str(precision.compute), chosen, shapes))
     kind = hashlib.sha256(text.encode()).digest()[:KIND_BYTES]
     experts = [spec for spec in specs if len(spec.shape) == 3 or _EXPERT.search(spec.name)]
     idle = 1 - chosen / max(chosen, _count(experts)) if chosen else 0.0
-    return LayerCost(kind, held_bytes(specs, precision) - int(idle * held_bytes(experts, precision)))
+    unread = int(idle * held_bytes(experts, precision, tensors))
+    return LayerCost(kind, held_bytes(specs, precision, tensors) - unread)
 
 
 def _count(experts: Sequence[TensorSpec]) -> int:

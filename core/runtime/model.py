@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -13,7 +13,7 @@ import torch
 
 from core.errors import CheckpointError, ConfigError
 from core.interfaces.architecture import Architecture, EmbedAndHead, LayerStack, ModelSpec, TensorSpec
-from core.interfaces.checkpoint import Checkpoint, Progress, Source
+from core.interfaces.checkpoint import Checkpoint, Progress, Source, TensorInfo
 from core.interfaces.dtypes import DType
 from core.interfaces.quantizer import Quantizer
 from core.plugins import PluginHost
@@ -26,6 +26,9 @@ from core.runtime.session_cost import SessionCost
 from core.runtime.stage import Stage
 from core.runtime.unquantized import Plain
 from core.runtime.weights import StageWeights, check_tensors, embedding_quantizer
+
+Storage = Mapping[str, TensorInfo]
+"""Tensors by their names, as the checkpoint stores them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ class Model:
 
     def layer_bytes(self, layer: int, precision: Precision) -> int:
         """What one layer's weights hold on a node."""
-        return held_bytes(self._layer_specs(layer), precision)
+        return held_bytes(self._layer_specs(layer), precision, self.checkpoint.tensors)
 
     def stored_bytes(self, layers: range) -> int:
         """What the layers' tensors take in the checkpoint's files."""
@@ -130,7 +133,7 @@ class Model:
 
     def embed_and_head_bytes(self, precision: Precision) -> int:
         """What embedding, norm and head hold on the coordinator."""
-        return held_bytes(self._non_layer_specs(), precision.of_embed_and_head)
+        return held_bytes(self._non_layer_specs(), precision.of_embed_and_head, self.checkpoint.tensors)
 
     def largest_linear(self) -> tuple[int, int] | None:
         """The shape (out_features, in_features) of the first layer's largest weight that is packed, if there is any."""
@@ -142,11 +145,19 @@ class Model:
 
     def layer_bits(self) -> int | None:
         """Of a value of most of the layers' weights, as the checkpoint stores them; None where it doesn't say."""
-        return self._bits(self._stage_specs(range(self.spec.layers)))
+        return _most_bits(self.layer_storage())
 
     def embed_and_head_bits(self) -> int | None:
         """Likewise of embedding and head."""
-        return self._bits(self._non_layer_specs())
+        return _most_bits(self.embed_and_head_storage())
+
+    def layer_storage(self) -> Storage:
+        """How the layers' weights that a quantizer packs are stored."""
+        return self._storage(self._stage_specs(range(self.spec.layers)))
+
+    def embed_and_head_storage(self) -> Storage:
+        """Likewise of embedding and head."""
+        return self._storage(self._non_layer_specs())
 
     def layer_tensor_names(self, layers: Sequence[int]) -> list[str]:
         return [spec.name for layer in layers for spec in self._layer_specs(layer)]
@@ -232,12 +243,8 @@ class Model:
         dtype = torch_dtype(precision.compute)
         return StageWeights(self.checkpoint, specs, precision.quantizer, dtype, device, progress, seen, parts)
 
-    def _bits(self, specs: Sequence[TensorSpec]) -> int | None:
-        values = Counter[int | None]()
-        for spec in specs:
-            if spec.packed or spec.embedding:
-                values[self.checkpoint.tensors[spec.name].bits] += math.prod(spec.shape)
-        return max(values, key=values.__getitem__, default=None)
+    def _storage(self, specs: Sequence[TensorSpec]) -> Storage:
+        return {spec.name: self.checkpoint.tensors[spec.name] for spec in specs if spec.packed or spec.embedding}
 
     def _linear_shapes(self) -> list[tuple[int, int]]:
         shapes = [spec.weight_shape for spec in self._layer_specs(0) if spec.packed]
@@ -253,14 +260,26 @@ class Model:
         return list(self.architecture.non_layer_tensors(self.spec))
 
 
-def held_bytes(specs: Sequence[TensorSpec], precision: Precision) -> int:
-    """What tensors take where they are held."""
+def _most_bits(storage: Storage) -> int | None:
+    values = Counter[int | None]()
+    for info in storage.values():
+        values[info.bits] += math.prod(info.shape)
+    return max(values, key=values.__getitem__, default=None)
+
+
+def held_bytes(specs: Sequence[TensorSpec], precision: Precision, tensors: Mapping[str, TensorInfo]) -> int:
+    """What tensors take where they are held. `tensors` are the checkpoint's."""
     held = 0
     for spec in specs:
         if spec.packed or spec.embedding:
             *experts, rows, columns = spec.weight_shape
             quantizer = embedding_quantizer(precision.quantizer) if spec.embedding else precision.quantizer
-            held += math.prod(experts) * quantizer.packed_bytes((rows, columns), precision.compute)
+            form = tensors[spec.name].form
+            if form is not None and quantizer.keeps(form):
+                each = quantizer.kept_bytes((rows, columns), form, precision.compute)
+            else:
+                each = quantizer.packed_bytes((rows, columns), precision.compute)
+            held += math.prod(experts) * each
         else:
             size = (DType.FP32 if spec.fp32 else precision.compute).itemsize
             for extent in spec.shape:

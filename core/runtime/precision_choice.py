@@ -9,17 +9,21 @@ from functools import partial
 import torch
 
 from core.errors import ConfigError
+from core.interfaces.checkpoint import TensorInfo
 from core.interfaces.dtypes import DType
 from core.interfaces.quantizer import Quantizer
 from core.plugins import Registry
 from core.runtime.device import refuse_dtype
-from core.runtime.model import Model, Precision, choose_wire, runs_in_fp16
+from core.runtime.model import Model, Precision, Storage, choose_wire, runs_in_fp16
 from core.runtime.speed import product_seconds
 
 AUTO = "auto"
 _AS_STORED = "fp16"
+_KEEPING = "stored"
 _BY_BITS = ((4, "int4"), (8, "int8"))
 """A checkpoint that stores its weights in so many bits, or fewer, is packed so."""
+_DENSE_BITS = 16
+"""A value of so many bits is not quantized."""
 _MUCH = 1.25
 """What is less exact is to be faster by so much."""
 _KEPT = "as the checkpoint is stored: perplexity within 1% of its own where measured"
@@ -41,15 +45,20 @@ def choose_precision(
     wire: str = AUTO,
     keep_head: bool = False,
 ) -> Precision:
-    """What was asked for, and for what was left open: 4-bit weights in int4, 8-bit ones in int8, others as they are.
+    """What was asked for, and for what was left open: quantized weights as they are stored, if all of them can be kept.
 
-    Embedding and head go by their own bits. Layers compute in what is exact enough for the checkpoint; if that leaves
-    a choice, in the faster on `device`.
+    If not, 4-bit weights in int4, 8-bit ones in int8, others as they are. Embedding and head go by themselves. Layers
+    compute in what is exact enough for the checkpoint; if that leaves a choice, in the faster on `device`.
+
+    Raises ConfigError if layers are to be kept as they are stored, and can't be.
     """
     head = None
-    if quant == AUTO:
-        quantizer = _for_bits(model.layer_bits(), quantizers, partial(_layers_bytes, model))
-        head = _for_bits(model.embed_and_head_bits(), quantizers, model.embed_and_head_bytes)
+    if quant in (AUTO, _KEEPING):
+        quantizer = _choose(model.layer_storage(), model.layer_bits(), quantizers, partial(_layers_bytes, model))
+        storage, bits = model.embed_and_head_storage(), model.embed_and_head_bits()
+        head = _choose(storage, bits, quantizers, model.embed_and_head_bytes)
+        if quant == _KEEPING and quantizer.name != quant:
+            raise _not_kept(model.layer_storage(), quantizers.get(quant))
     else:
         quantizer = quantizers.get(quant)
     compute = dtype or quantizer.compute or _compute(model, quantizer, device)
@@ -59,7 +68,36 @@ def choose_precision(
         choose_wire(wire, compute, model.checkpoint),
         keep_head,
         head,
-        _quality(quant, quantizer, compute),
+        _quality(quant, quantizer, compute, model),
+    )
+
+
+def _choose(
+    storage: Storage, bits: int | None, quantizers: Registry[Quantizer], sized: Callable[[Precision], int]
+) -> Quantizer:
+    keeping = quantizers.get(_KEEPING)
+    keeps = [info.form is not None and keeping.keeps(info.form) for info in storage.values()]
+    if any(keeps) and all(kept or not _is_quantized(info) for kept, info in zip(keeps, storage.values(), strict=True)):
+        return keeping
+    return _for_bits(bits, quantizers, sized)
+
+
+def _is_quantized(info: TensorInfo) -> bool:
+    return info.bits is not None and info.bits < _DENSE_BITS
+
+
+def _not_kept(storage: Storage, keeping: Quantizer) -> ConfigError:
+    for name, info in storage.items():
+        if _is_quantized(info) and not (info.form is not None and keeping.keeps(info.form)):
+            return ConfigError(
+                f"--quant {_KEEPING} can't keep the weights of this checkpoint as they are",
+                f"{name} is stored as {info.dtype}, which is not computed with here",
+                "use --quant int4 or int8, which pack it again",
+            )
+    return ConfigError(
+        f"--quant {_KEEPING} keeps weights that are quantized in the checkpoint",
+        "those of its layers are not",
+        "use --quant int4, int8 or fp16",
     )
 
 
@@ -96,10 +134,13 @@ def _compute(model: Model, quantizer: Quantizer, device: torch.device) -> DType:
     return DType.BF16 if is_slow else DType.FP16
 
 
-def _quality(quant: str, quantizer: Quantizer, compute: DType) -> str:
+def _quality(quant: str, quantizer: Quantizer, compute: DType, model: Model) -> str:
     """Against the checkpoint's own weights in fp32."""
     if quantizer.name == _AS_STORED and compute is DType.FP32:
         return "as the checkpoint"
-    if quant == AUTO or quantizer.name == _AS_STORED:
+    if quantizer.name == _AS_STORED or quantizer.name == _KEEPING:
         return _KEPT
+    if quant == AUTO:
+        kinds = sorted({info.dtype for info in model.layer_storage().values() if _is_quantized(info)})
+        return f"{' and '.join(kinds)} packed again: perplexity within 1% of the checkpoint's own where measured"
     return quantizer.quality

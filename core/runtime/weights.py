@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -13,8 +14,10 @@ from core.errors import CheckpointError
 from core.interfaces.architecture import TensorSpec
 from core.interfaces.checkpoint import Checkpoint, Progress
 from core.interfaces.quantizer import Embedding, GroupedLinear, Linear, Quantizer
-from core.runtime.experts import pack_experts
+from core.interfaces.stored import StoredWeight
+from core.runtime.experts import PackedExperts, pack_experts
 from core.runtime.held_layers import Key, Part, Parts
+from core.runtime.stored_weights import fuse
 from core.runtime.unquantized import Plain
 
 T = TypeVar("T")
@@ -79,10 +82,10 @@ class StageWeights:
 
     def linear(self, *modules: str) -> Linear:
         def make() -> tuple[Linear, int]:
-            weight = self._stacked([f"{module}.weight" for module in modules])
+            names = [f"{module}.weight" for module in modules]
             biases = [f"{module}.bias" for module in modules if f"{module}.bias" in self._specs]
             bias = self._stacked(biases) if biases else None
-            packed = self._quantizer.pack(weight, bias, dtype=self.dtype, device=self.device)
+            packed = self._fused(self._as_kept(names), bias)
             return packed, packed.nbytes
 
         return self._part(("linear", *modules), make)
@@ -91,9 +94,14 @@ class StageWeights:
         def make() -> tuple[GroupedLinear, int]:
             biases = self._read(bias) if bias is not None else None
             parts = zip(*map(self._by_expert, weights), strict=True)
-            fused = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)
             shape = self._experts_shape(weights)
-            packed = pack_experts(fused, biases, shape, self._quantizer, dtype=self.dtype, device=self.device)
+            packed: GroupedLinear
+            if any(self._keeps(name) for names in weights for name in names):
+                each = [None] * shape[0] if biases is None else biases
+                packed = PackedExperts([self._fused(part, own) for part, own in zip(parts, each, strict=True)])
+            else:
+                fused = (_one(part) for part in parts)
+                packed = pack_experts(fused, biases, shape, self._quantizer, dtype=self.dtype, device=self.device)
             return packed, packed.nbytes
 
         return self._part(("experts", *(name for names in weights for name in names)), make)
@@ -101,7 +109,11 @@ class StageWeights:
     def embedding(self, name: str) -> Embedding:
         def make() -> tuple[Embedding, int]:
             quantizer = embedding_quantizer(self._quantizer)
-            packed = quantizer.pack_embedding(self._read(name), dtype=self.dtype, device=self.device)
+            if self._keeps(name):
+                stored = self._read_stored(name)
+                packed = cast("Embedding", quantizer.keep(stored, None, dtype=self.dtype, device=self.device))
+            else:
+                packed = quantizer.pack_embedding(self._read(name), dtype=self.dtype, device=self.device)
             return packed, packed.nbytes
 
         return self._part(("embedding", name), make)
@@ -148,16 +160,40 @@ class StageWeights:
         *experts, _, columns = shapes[0]
         return math.prod(experts) * len(weights[0]), sum(shape[-2] for shape in shapes), columns
 
-    def _by_expert(self, names: Sequence[str]) -> Iterator[Tensor]:
+    def _by_expert(self, names: Sequence[str]) -> Iterator[Tensor | StoredWeight]:
         """Each expert's weight [out_features, in_features], read when it is asked for."""
         for name in names:
             if len(self._specs[name].shape) == 2:
-                stored: Iterable[Tensor] = (self._read(name),)
+                yield from self._as_kept([name])
+                continue
+            self._note(name)
+            if self._keeps(name):
+                yield from self._checkpoint.stored_slices(name)
             else:
-                stored = self._checkpoint.slices(name)
-                self._note(name)
-            for weight in stored:
-                yield weight.t().contiguous() if self._specs[name].transposed else weight
+                for weight in self._checkpoint.slices(name):
+                    yield weight.t().contiguous() if self._specs[name].transposed else weight
+
+    def _keeps(self, name: str) -> bool:
+        """Whether the quantizer keeps the weight as it is stored."""
+        form = self._checkpoint.tensors[name].form
+        return form is not None and self._quantizer.keeps(form)
+
+    def _as_kept(self, names: Sequence[str]) -> Sequence[Tensor | StoredWeight]:
+        """The named weights, as they are stored where one of them is kept so, or else one below the other."""
+        if not any(map(self._keeps, names)):
+            weight = self._stacked(names)
+            return [weight.t().contiguous() if self._specs[names[0]].transposed else weight]
+        return [self._read_stored(name) if self._keeps(name) else self._read(name) for name in names]
+
+    def _fused(self, weights: Sequence[Tensor | StoredWeight], bias: Tensor | None) -> Linear:
+        pack = partial(self._quantizer.pack, dtype=self.dtype, device=self.device)
+        keep = partial(self._quantizer.keep, dtype=self.dtype, device=self.device)
+        return fuse(weights, bias, pack, keep)
+
+    def _read_stored(self, name: str) -> StoredWeight:
+        weight = self._checkpoint.stored(name)
+        self._note(name)
+        return weight
 
     def _read(self, name: str) -> Tensor:
         tensor = self._checkpoint.read(self._specs[name].name)
@@ -171,6 +207,12 @@ class StageWeights:
             self._seen(name)
         if self._progress is not None:
             self._progress(self.read_bytes, self._total)
+
+
+def _one(weights: Sequence[Tensor | StoredWeight]) -> Tensor:
+    """What is fused of weights none of which is kept as it is stored."""
+    tensors = [weight for weight in weights if isinstance(weight, Tensor)]
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def embedding_quantizer(quantizer: Quantizer) -> Quantizer:

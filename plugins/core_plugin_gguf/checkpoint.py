@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 import numpy as np
 
-from core import Checkpoint, CheckpointError, CheckpointFormat, FileInfo, Progress, Source, TensorInfo
-from core.hub import Repository
-from core_plugin_gguf.config import (
-    PERMUTED,
-    ROPE_FACTORS,
-    Factors,
-    Metadata,
-    hub_name,
-    read_config,
-    read_generation_config,
+from core import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointFormat,
+    FileInfo,
+    Progress,
+    Source,
+    StoredForm,
+    StoredWeight,
+    TensorInfo,
+    Values,
 )
+from core.hub import Repository
+from core_plugin_gguf.config import read_config, read_generation_config
+from core_plugin_gguf.families import FAMILIES
 from core_plugin_gguf.files import (
     FIRST_LOOK_AT_MORE_PARTS,
     File,
@@ -30,12 +34,22 @@ from core_plugin_gguf.files import (
 )
 from core_plugin_gguf.header import StoredTensor
 from core_plugin_gguf.hub import HubFile
+from core_plugin_gguf.metadata import Metadata
+from core_plugin_gguf.names import FACTORS, hub_tensors
+from core_plugin_gguf.rope import Factors
 from core_plugin_gguf.tokenizer import load_tokenizer
 from core_plugin_gguf.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+FORMS = {
+    "Q4_0": StoredForm(Values.INT4, 32),
+    "Q4_1": StoredForm(Values.INT4, 32, zeros=True),
+    "Q8_0": StoredForm(Values.INT8, 32),
+    "MXFP4": StoredForm(Values.E2M1, 32, scale_bytes=1),
+}
+"""By the types of what can be kept as it is stored: blocks of a row, each with a scale."""
 HUB_FILE = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)/(?P<file>.+\.gguf)")
 
 
@@ -80,12 +94,15 @@ class GgufCheckpoint(Checkpoint):
         shapes = {name: at.shape for name, (_, at) in stored.items()}
         self._vocabulary = Vocabulary(header, first.name)
         self.config = read_config(metadata, self._vocabulary, shapes, _rope_factors(stored))
+        self._family = FAMILIES[metadata.architecture]
         self.generation_config = read_generation_config(metadata, self._vocabulary)
-        self._stored = {hub_name(name): at for name, at in stored.items() if name != ROPE_FACTORS}
-        self.tensors = {
-            name: TensorInfo(at.shape, at.type.name, at.nbytes, part.name, at.start, _bits(at.type.name))
-            for name, (part, at) in self._stored.items()
+        self._stored = {
+            hub: (part, own)
+            for name, (part, at) in stored.items()
+            if name not in FACTORS
+            for hub, own in hub_tensors(name, at, metadata.architecture)
         }
+        self.tensors = {name: _info(part, at) for name, (part, at) in self._stored.items()}
 
     def files(self) -> Mapping[str, FileInfo]:
         return {part.name: FileInfo(part.size(), part.sha256()) for part in self._parts}
@@ -101,10 +118,17 @@ class GgufCheckpoint(Checkpoint):
         from core_plugin_gguf.weights import read_tensor
 
         part, stored = self._find(name)
-        heads = self._interleaved_heads(name)
-        if heads and stored.shape[0] % (2 * heads):
-            raise CheckpointError(f"{name} of {part.name} has {stored.shape[0]} rows for {heads} heads")
-        return read_tensor(self._open(part), name, stored, heads)
+        tensor = read_tensor(self._open(part), name, stored, self._interleaved_heads(name))
+        return tensor.sub_(1) if self._family.unit_offset and name.endswith("norm.weight") else tensor
+
+    def stored(self, name: str) -> StoredWeight:
+        from core_plugin_gguf.weights import read_stored
+
+        part, stored = self._find(name)
+        form = self.tensors[name].form
+        if form is None:
+            return super().stored(name)
+        return read_stored(self._open(part), stored, form, self._interleaved_heads(name))
 
     def set_aside(self, file: str) -> bool:
         self.close()
@@ -125,16 +149,24 @@ class GgufCheckpoint(Checkpoint):
             raise CheckpointError(f"{self._first.name} has no tensor {name}") from None
 
     def _interleaved_heads(self, name: str) -> int:
-        if self.config["model_type"] not in PERMUTED:
-            return 0
-        if ".q_proj." in name:
-            return int(self.config["num_attention_heads"])
-        return int(self.config["num_key_value_heads"]) if ".k_proj." in name else 0
+        """How many heads' halves are interleaved in the rows of this tensor; 0 for none."""
+        of_whom = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"} if self._family.interleaved else {}
+        heads = next((int(self.config[key]) for module, key in of_whom.items() if f".{module}." in name), 0)
+        part, stored = self._find(name)
+        if heads and stored.shape[0] % (2 * heads):
+            raise CheckpointError(f"{name} of {part.name} has {stored.shape[0]} rows for {heads} heads")
+        return heads
 
     def _open(self, part: File) -> BinaryIO:
         if part.name not in self._opened:
             self._opened[part.name] = part.bring().open("rb")
         return self._opened[part.name]
+
+
+def _info(part: File, at: StoredTensor) -> TensorInfo:
+    kind = at.type.name
+    form = FORMS.get(kind) if len(at.shape) == 2 else None
+    return TensorInfo(at.shape, kind, at.nbytes, part.name, at.start, _bits(kind), form)
 
 
 def _bits(type_name: str) -> int | None:
@@ -143,8 +175,6 @@ def _bits(type_name: str) -> int | None:
     return int(digits[0]) if digits else None
 
 
-def _rope_factors(stored: Mapping[str, tuple[File, StoredTensor]]) -> Factors | None:
-    if ROPE_FACTORS not in stored:
-        return None
-    part, at = stored[ROPE_FACTORS]
-    return np.frombuffer(part.peek(at.start, at.nbytes), np.float32)
+def _rope_factors(stored: Mapping[str, tuple[File, StoredTensor]]) -> Factors:
+    found = {name: stored[name] for name in FACTORS if name in stored}
+    return {name: np.frombuffer(part.peek(at.start, at.nbytes), np.float32) for name, (part, at) in found.items()}

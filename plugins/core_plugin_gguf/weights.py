@@ -1,4 +1,4 @@
-"""A stored tensor as torch's."""
+"""A stored tensor as torch's, or as it is stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from core import CheckpointError
+from core import CheckpointError, StoredForm, StoredWeight, Values
 from core_plugin_gguf.header import StoredTensor
 
 PLAIN = {
@@ -33,6 +33,38 @@ def read_tensor(file: BinaryIO, name: str, stored: StoredTensor, interleaved_hea
     """
     tensor = _plain(file, stored) if stored.type in PLAIN else _dequantized(file, name, stored)
     return _halves_apart(tensor, interleaved_heads) if interleaved_heads else tensor
+
+
+def read_stored(file: BinaryIO, stored: StoredTensor, form: StoredForm, interleaved_heads: int) -> StoredWeight:
+    """A tensor of that `form`, with its rows in the order of `read_tensor`.
+
+    In a block the scale comes first, then the lowest value where it has one, then the values (ggml's ggml-common.h).
+    """
+    rows, columns = stored.shape
+    across = columns // form.columns
+    blocks = torch.empty(rows, across, stored.nbytes // (rows * across), dtype=torch.uint8)
+    file.seek(stored.start)
+    _fill(file, blocks.view(-1).numpy())
+    if interleaved_heads:
+        blocks = _halves_apart(blocks, interleaved_heads)
+    head, values = blocks.tensor_split([blocks.shape[2] - form.columns * form.values.bits // 8], dim=2)
+    return _stored(form, head.contiguous(), values.contiguous())
+
+
+def _stored(form: StoredForm, head: Tensor, values: Tensor) -> StoredWeight:
+    """Of bytes [rows, blocks of a row, bytes]."""
+    values = values.view(torch.int8) if form.values is Values.INT8 else _neighbours_together(values)
+    if form.values is Values.E2M1:
+        return StoredWeight(form, values.flatten(1), head.view(torch.float8_e8m0fnu).squeeze(2))
+    scales = head.view(torch.float16)
+    zeros = scales[..., 1].float().add_(scales[..., 0], alpha=8) if form.zeros else None
+    return StoredWeight(form, values.flatten(1), scales[..., 0], zeros)
+
+
+def _neighbours_together(values: Tensor) -> Tensor:
+    """uint8 [..., 16], of a block's first half in the low bits and its second in the high -> values 0 and 1 first."""
+    low, high = values & 15, values >> 4
+    return torch.cat((low[..., ::2] | low[..., 1::2] << 4, high[..., ::2] | high[..., 1::2] << 4), dim=-1)
 
 
 def _halves_apart(tensor: Tensor, heads: int) -> Tensor:

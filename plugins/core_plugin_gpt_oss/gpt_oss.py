@@ -6,11 +6,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from core import ConfigError, TensorInfo
 from core.blocks import (
     DecoderArchitecture,
     DecoderShape,
-    DecoderSpec,
     Mixture,
     RotaryEmbedding,
     head_dim,
@@ -35,16 +33,6 @@ class GptOss(DecoderArchitecture):
     name = "gpt_oss"
     model_types = ("gpt_oss",)
     defaults: ClassVar[Mapping[str, Any]] = {"rope_theta": 150_000.0}
-
-    def read_model(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> DecoderSpec:
-        spec = super().read_model(config, tensors)
-        if not spec.fused_experts and any(name.endswith(".experts.down_proj_blocks") for name in tensors):
-            raise ConfigError(
-                "the experts of this gpt_oss checkpoint are stored in MXFP4, which is not read here",
-                "",
-                "use a copy of it in bf16: --quant packs it again",
-            )
-        return spec
 
     def shape(self, config: Mapping[str, Any]) -> DecoderShape:
         bias = bool(config.get("attention_bias", True))

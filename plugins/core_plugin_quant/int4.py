@@ -8,6 +8,7 @@ What is stored for a weight [out_features, in_features]:
 
 import math
 from functools import cache, partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +24,16 @@ NARROW = 2048
 """Input features below which groups are of 32 at most: small models suffer most from larger ones."""
 _KERNEL_LAYOUTS = {"cpu": (Blocks(64), Blocks(32))}
 """By device, the orders that torch's kernels may want: on a CPU that with AVX-512 and that with AVX2."""
+
+
+class Dequantised(Protocol):
+    """What can be multiplied with by dequantising it part by part."""
+
+    out_features: int
+    in_features: int
+
+    def dequantise(self, part: slice) -> Tensor:
+        """The rows `part` in float32, transposed, in blocks: [blocks, in_features, rows of a block]."""
 
 
 class Int4Linear:
@@ -69,15 +80,13 @@ class Int4(Quantizer):
     quality = "perplexity +8% on a model of 135M parameters; larger ones lose less"
 
     def packed_bytes(self, shape: tuple[int, int], dtype: DType) -> int:
-        rows, columns = shape
-        return rows * columns // 2 + rows * (columns // group_size(columns)) * 2 * dtype.itemsize
+        return held_bytes(shape, group_size(shape[1]), dtype)
 
     def pack(self, weight: Tensor, bias: Tensor | None, *, dtype: torch.dtype, device: torch.device) -> Int4Linear:
         rows, columns = weight.shape
         group = group_size(columns)
-        wanted = kernel_layout(device, dtype, group)
-        layout: Layout = wanted if wanted is not None and rows % wanted.block == 0 else Rows()
-        values = torch.empty(rows * columns // 2, dtype=torch.uint8, device=device).view(layout.shape(rows, columns))
+        layout = best_layout(rows, group, dtype, device)
+        values = torch.empty(layout.shape(rows, columns), dtype=torch.uint8, device=device)
         scales = torch.empty(columns // group, rows, 2, dtype=dtype, device=device)
         for part, wide in quantised_parts(weight, device):
             quantised, scales[:, part] = quantise(wide, group, dtype)
@@ -87,6 +96,16 @@ class Int4(Quantizer):
 
     def report(self, device: torch.device) -> str:
         return describe(self, device)
+
+
+def held_bytes(shape: tuple[int, int], group: int, dtype: DType) -> int:
+    rows, columns = shape
+    return rows * columns // 2 + rows * (columns // group) * 2 * dtype.itemsize
+
+
+def best_layout(rows: int, group: int, dtype: torch.dtype, device: torch.device) -> Layout:
+    wanted = kernel_layout(device, dtype, group)
+    return wanted if wanted is not None and rows % wanted.block == 0 else Rows()
 
 
 def choose(values: Tensor, scales: Tensor, layout: Layout) -> Kernels[Int4Linear]:
@@ -103,22 +122,29 @@ def choose(values: Tensor, scales: Tensor, layout: Layout) -> Kernels[Int4Linear
     return choose_kernels(product, available, sample)
 
 
+def dequantising(device: torch.device, dtype: torch.dtype) -> dict[str, Kernel[Dequantised]]:
+    wides = wide_dtypes(device, dtype).items()
+    return {f"dequantised to {name}": partial(multiply_dequantised, wide=wide) for name, wide in wides}
+
+
 def kernels(device: torch.device, dtype: torch.dtype, layout: Layout) -> dict[str, Kernel[Int4Linear]]:
-    found: dict[str, Kernel[Int4Linear]] = {
-        f"dequantised to {name}": partial(multiply_dequantised, wide=wide)
-        for name, wide in wide_dtypes(device, dtype).items()
-    }
+    found: dict[str, Kernel[Int4Linear]] = {**dequantising(device, dtype)}
     return {**found, "packed": multiply_packed} if isinstance(layout, Blocks) else found
 
 
 def multiply_packed(linear: Int4Linear, x: Tensor) -> Tensor:
     """By torch's kernel, which reads values that lie in blocks."""
     packed = linear.values.view(linear.out_features, linear.in_features // 2)
-    y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, linear.group, linear.scales)
+    return kernel_product(x, packed, linear.group, linear.scales)
+
+
+def kernel_product(x: Tensor, packed: Tensor, group: int, scales: Tensor) -> Tensor:
+    """By torch's kernel: packed [out_features, in_features / 2], scales as in Int4Linear."""
+    y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, group, scales)
     return y
 
 
-def multiply_dequantised(linear: Int4Linear, x: Tensor, wide: torch.dtype) -> Tensor:
+def multiply_dequantised(linear: "Dequantised", x: Tensor, wide: torch.dtype) -> Tensor:
     """In the dtype `wide`."""
     given, y = x.to(wide), x.new_empty(len(x), linear.out_features)
     for part in dequantised_parts(linear.out_features, linear.in_features, x.device):

@@ -29,8 +29,14 @@ def dequantised_parts(rows: int, columns: int, device: torch.device) -> Iterator
     return parts(rows, columns, _PART.get(device.type, _PART_ON_OTHERS))
 
 
-def quantised_parts(weight: Tensor, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
-    """The weight in float32 on `device`, a few rows at a time, so that packing holds little beside what it packs."""
+def parts_on(weight: Tensor, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
+    """The weight on `device`, a few rows at a time, so that packing holds little beside what it packs."""
     values = _PACKED_AT_ONCE.get(device.type, _PACKED_AT_ONCE_ON_OTHERS)
     for part in parts(len(weight), weight.shape[1], values):
-        yield part, weight[part].to(device).float()
+        yield part, weight[part].to(device)
+
+
+def quantised_parts(weight: Tensor, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
+    """As `parts_on`, in float32."""
+    for part, values in parts_on(weight, device):
+        yield part, values.float()

@@ -9,12 +9,21 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from core import Checkpoint, CheckpointError, CheckpointFormat, FileInfo, Progress, Source, TensorInfo
+from core import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointFormat,
+    FileInfo,
+    Progress,
+    Source,
+    StoredWeight,
+    TensorInfo,
+)
 from core.errors import MissingFile
 from core_plugin_safetensors.files import Directory, Files
 from core_plugin_safetensors.header import damaged, read_json, read_local_header
 from core_plugin_safetensors.hub import HubFiles
-from core_plugin_safetensors.quantized import dequantise, is_scale, require_readable, scales_of
+from core_plugin_safetensors.quantized import find_packed, is_beside
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,7 +93,6 @@ class SafetensorsCheckpoint(Checkpoint):
         if not files.has(CONFIG):
             raise _no_config(files)
         self.config = read_json(files.path(CONFIG))
-        require_readable(self.config, str(files))
         self.generation_config: Mapping[str, Any] = {}
         if files.has(GENERATION_CONFIG):
             self.generation_config = read_json(files.path(GENERATION_CONFIG))
@@ -96,10 +104,13 @@ class SafetensorsCheckpoint(Checkpoint):
             self._file_of = dict.fromkeys(self.tensors, SINGLE)
         else:
             raise _no_weights(files)
-        self._scales = scales_of(self.tensors)
+        self._packed = find_packed(self.config, self.tensors, str(files))
+        self._in_packed = {name for packed in self._packed.values() for name in packed.parts}
         self.tensors = {
-            name: replace(info, bits=BITS.get(info.dtype)) for name, info in self.tensors.items() if not is_scale(name)
-        }
+            name: replace(info, bits=BITS.get(info.dtype))
+            for name, info in self.tensors.items()
+            if name not in self._in_packed and not is_beside(name)
+        } | {name: packed.info for name, packed in self._packed.items()}
 
     def files(self) -> Mapping[str, FileInfo]:
         beside = [name for name in self._files.names() if _is_beside_weights(name)]
@@ -114,32 +125,66 @@ class SafetensorsCheckpoint(Checkpoint):
         return self._files.cached(file) if known else None
 
     def fetch(self, names: Collection[str], progress: Progress | None = None) -> None:
-        scales = [self._scales[name] for name in names if name in self._scales]
-        self._files.fetch(sorted({self._file(name) for name in (*names, *scales)}), progress)
+        stored = {part for name in names for part in self._parts(name)}
+        self._files.fetch(sorted({self._file(name) for name in stored}), progress)
 
     def read(self, name: str) -> Tensor:
-        scale = self._scales.get(name)
-        if scale is None:
+        packed = self._packed.get(name)
+        if packed is None:
             return self._read_stored(name)
-        return dequantise(self._read_stored(name), self._read_stored(scale), self.config)
+        import torch
+
+        from core.blocks import dequantise
+
+        if len(packed.info.shape) == 2:
+            return dequantise(self.stored(name))
+        return torch.stack(list(self.slices(name)))
+
+    def stored(self, name: str) -> StoredWeight:
+        if name not in self._packed:
+            return super().stored(name)
+        packed = self._packed[name]
+        return packed.unpack(packed.form, [self._read_stored(part) for part in packed.parts])
+
+    def stored_slices(self, name: str) -> Iterator[StoredWeight]:
+        if name not in self._packed:
+            yield from super().stored_slices(name)
+            return
+        packed = self._packed[name]
+        for parts in zip(*map(self._stored_slices, packed.parts), strict=True):
+            yield packed.unpack(packed.form, parts)
 
     def slices(self, name: str) -> Iterator[Tensor]:
-        if name in self._scales:
+        packed = self._packed.get(name)
+        if packed is None:
+            yield from self._stored_slices(name)
+        elif len(packed.info.shape) == 2:
             yield from super().slices(name)
-            return
+        else:
+            from core.blocks import dequantise
+
+            for weight in self.stored_slices(name):
+                yield dequantise(weight).t() if packed.transposed else dequantise(weight)
+
+    def _parts(self, name: str) -> tuple[str, ...]:
+        packed = self._packed.get(name)
+        return (name,) if packed is None else packed.parts
+
+    def _stored_slices(self, name: str) -> Iterator[Tensor]:
         from core_plugin_safetensors.weights import read_tensor
 
         path, whole = self._stored(name)
         count, *shape = whole.shape
         nbytes = whole.nbytes // max(count, 1)
         for offset in range(whole.offset, whole.offset + count * nbytes, nbytes):
-            yield read_tensor(path, name, replace(whole, shape=tuple(shape), nbytes=nbytes, offset=offset))
+            one = replace(whole, shape=tuple(shape), nbytes=nbytes, offset=offset)
+            yield read_tensor(path, name, one, packed=name in self._in_packed)
 
     def _read_stored(self, name: str) -> Tensor:
         from core_plugin_safetensors.weights import read_tensor
 
         path, stored = self._stored(name)
-        return read_tensor(path, name, stored)
+        return read_tensor(path, name, stored, packed=name in self._in_packed)
 
     def _stored(self, name: str) -> tuple[Path, TensorInfo]:
         """Where it lies, as the file says by itself."""

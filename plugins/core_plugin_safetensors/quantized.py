@@ -1,73 +1,88 @@
-"""Quantized checkpoints: 8-bit floating-point weights are read with their scales; of the others, what to use instead.
-
-FP8 as in transformers' fine-grained FP8 (DeepSeek-V3, Qwen3: blocks of `weight_block_size`, `weight_scale_inv`) and in
-compressed-tensors' float-quantized (`weight_scale`, per tensor or per output channel).
-"""
+"""Quantized checkpoints: which tensors make a weight together, as the config says; of others, what to use instead."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from core import CheckpointError
+from core_plugin_safetensors.floats import FP8_SCALES, find_fp8, find_fused_mxfp4, find_mxfp4, find_nvfp4
+from core_plugin_safetensors.integers import find_awq, find_compressed_integers, find_gptq, find_int8, find_mlx
+from core_plugin_safetensors.packed import Packed, Tensors
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-SCALES = ("weight_scale_inv", "weight_scale")
-_OTHER_SCALES = ("input_scale", "k_scale", "v_scale", "output_scale")
-"""Of activations, which are not quantized here."""
+_BESIDE = frozenset(
+    (
+        *FP8_SCALES,
+        *("input_scale", "k_scale", "v_scale", "output_scale", "input_global_scale", "weight_scale_2", "g_idx"),
+        *("weight_shape", "weight_global_scale", "weight_g_idx", "input_zero_point", "weight_format", "SCB"),
+    )
+)
+"""Tensors that are no weights: scales, also those of activations, which are not quantized here."""
 _INSTEAD = {
-    "awq": "AWQ packs 4-bit integers for CUDA kernels",
-    "gptq": "GPTQ packs 4-bit integers in an order of its own",
-    "bitsandbytes": "bitsandbytes stores blocks that its own CUDA library reads",
-    "compressed-tensors": "of compressed-tensors, only 8-bit floating-point weights are read",
+    "bitsandbytes": "of bitsandbytes, 8 bits are read, and of 4 bits the layout is not said by the files' headers",
+    "compressed-tensors": "its weights are not all of one of the formats that are read",
 }
 _HINT = "use the model's unquantized checkpoint with --quant int4 or int8, or a GGUF file"
 
 
-def require_readable(config: Mapping[str, Any], where: str) -> None:
-    """Raises CheckpointError for a kind of quantization that isn't read, with what to use instead."""
-    found = config.get("quantization_config")
-    if not isinstance(found, Mapping):
-        return
-    method = str(found.get("quant_method", "quantization"))
-    if method == "fp8" or (method == "compressed-tensors" and found.get("format") == "float-quantized"):
-        return
-    raise CheckpointError(f"{where} is quantized with {method}", _INSTEAD.get(method, "that is not read"), _HINT)
+def find_packed(config: Mapping[str, Any], tensors: Tensors, where: str) -> dict[str, Packed]:
+    """By the names of the weights, what makes each one. Raises CheckpointError for a quantization that isn't read."""
+    settings = config.get("quantization_config") or config.get("quantization")
+    if not isinstance(settings, Mapping):
+        return {}
+    method = str(settings.get("quant_method", "mlx" if "group_size" in settings else "quantization"))
+    match method:
+        case "awq":
+            return find_awq(tensors, settings)
+        case "gptq":
+            return find_gptq(tensors, settings)
+        case "fp8":
+            return find_fp8(tensors, settings)
+        case "mxfp4":
+            return find_fused_mxfp4(tensors)
+        case "mlx" if settings.get("mode", "affine") == "affine":
+            return find_mlx(tensors, settings)
+        case "bitsandbytes" if settings.get("load_in_8bit"):
+            return find_int8(tensors, "SCB", "LLM.int8", divisor=127.0)
+        case "modelopt" if settings.get("quant_algo") == "NVFP4":
+            return find_nvfp4(tensors, ("weight", "weight_scale", "weight_scale_2"), divides=False)
+        case "modelopt" if settings.get("quant_algo") == "FP8":
+            return find_fp8(tensors, settings)
+        case "compressed-tensors":
+            return _find_compressed(tensors, settings, where)
+    raise _unread(method, where)
 
 
-def scales_of(names: Iterable[str]) -> dict[str, str]:
-    """By a weight's name, that of its scale."""
-    known = set(names)
-    weights = [name for name in known if name.endswith(".weight")]
-    candidates = ((name, name.removesuffix("weight") + scale) for name in weights for scale in SCALES)
-    return {name: scale for name, scale in candidates if scale in known}
+def _find_compressed(tensors: Tensors, settings: Mapping[str, Any], where: str) -> dict[str, Packed]:
+    match settings.get("format"):
+        case "float-quantized":
+            return find_fp8(tensors, settings)
+        case "int-quantized":
+            return find_int8(tensors, "weight_scale", "int-quantized")
+        case "naive-quantized":
+            return find_fp8(tensors, settings) | find_int8(tensors, "weight_scale", "int-quantized")
+        case "pack-quantized":
+            return find_compressed_integers(tensors, _bits(settings, where))
+        case "nvfp4-pack-quantized":
+            return find_nvfp4(tensors, ("weight_packed", "weight_scale", "weight_global_scale"), divides=True)
+        case "mxfp4-pack-quantized":
+            return find_mxfp4(tensors)
+    raise _unread("compressed-tensors", where)
 
 
-def is_scale(name: str) -> bool:
-    return name.rpartition(".")[2] in (*SCALES, *_OTHER_SCALES)
+def _bits(settings: Mapping[str, Any], where: str) -> int:
+    """Of all groups of modules, which are to have the same."""
+    groups = settings.get("config_groups") or {}
+    bits = {group["weights"].get("num_bits") for group in groups.values() if group.get("weights")}
+    if len(bits) != 1:
+        raise _unread("compressed-tensors", where)
+    return int(bits.pop())
 
 
-def dequantise(weight: Tensor, scale: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """float32 [out, in] from 8-bit floating-point `weight` and `scale`: one value, one per row, or one per block.
+def _unread(method: str, where: str) -> CheckpointError:
+    return CheckpointError(f"{where} is quantized with {method}", _INSTEAD.get(method, "that is not read"), _HINT)
 
-    Raises CheckpointError where the scale fits none of these.
-    """
-    import torch
 
-    rows, columns = weight.shape
-    block_rows, block_columns = config.get("quantization_config", {}).get("weight_block_size") or (rows, columns)
-    blocks = (-(-rows // block_rows), -(-columns // block_columns))
-    scale = scale.to(torch.float32)
-    if scale.numel() == 1:
-        return weight.to(torch.float32) * scale.reshape(())
-    if scale.numel() == rows and (scale.dim() == 1 or scale.shape[1] == 1):
-        return weight.to(torch.float32) * scale.reshape(rows, 1)
-    if tuple(scale.shape) != blocks:
-        raise CheckpointError(
-            f"a scale of {list(scale.shape)} fits no weight of {[rows, columns]}",
-            f"blocks of {[block_rows, block_columns]} have scales of {list(blocks)}",
-        )
-    by_row = scale.repeat_interleave(block_rows, 0)[:rows]
-    return weight.to(torch.float32) * by_row.repeat_interleave(block_columns, 1)[:, :columns]
+def is_beside(name: str) -> bool:
+    """Whether a tensor belongs to a quantized weight, and is none itself."""
+    return name.rpartition(".")[2] in _BESIDE

@@ -1,4 +1,4 @@
-"""Quantized checkpoints: FP8 as its definition has it and through a whole model; a sentence for each other kind."""
+"""FP8 checkpoints: weights as their definition has them, and through a whole model."""
 
 from __future__ import annotations
 
@@ -89,25 +89,6 @@ def hidden_of(directory: Path) -> torch.Tensor:
         outer = model.load_embed_and_head(precision, torch.device("cpu"))
         hidden = outer.embed(torch.arange(5, 10))
         return stage.run(hidden, [Segment(1, 0, 5, 5)], outputs_only=True)
-
-
-@pytest.mark.parametrize(
-    ("method", "said"),
-    [
-        ({"quant_method": "awq"}, "quantized with awq: AWQ packs"),
-        ({"quant_method": "gptq"}, "quantized with gptq: GPTQ packs"),
-        ({"quant_method": "bitsandbytes"}, "its own CUDA library"),
-        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "only 8-bit floating-point"),
-        ({"quant_method": "quanto"}, "quantized with quanto: that is not read"),
-    ],
-    ids=str,
-)
-def test_other_kinds_are_refused_with_what_to_use_instead(tmp_path: Path, method: dict[str, Any], said: str) -> None:
-    tiny_checkpoint(tmp_path / "model", layers=1)
-    set_method(tmp_path / "model", method)
-    with pytest.raises(CheckpointError, match=said) as refusal:
-        SafetensorsFormat().open(Source(str(tmp_path / "model")))
-    assert "--quant int4" in refusal.value.hint
 
 
 def test_a_scale_that_fits_no_block_is_refused(tmp_path: Path) -> None:

@@ -74,7 +74,9 @@ def test_weights_are_packed_in_as_many_bits_as_they_are_stored_in(
         assert names(chosen(model)) == expected
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("Q4_0", "int4"), ("Q8_0", "int8"), ("F16", "fp16")])
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("Q4_0", "stored"), ("Q5_0", "int8"), ("Q8_0", "stored"), ("F16", "fp16")]
+)
 def test_a_gguf_file_says_in_how_many_bits(path: Path, tmp_path: Path, kind: str, expected: str) -> None:
     file = write_gguf(path, tmp_path / "tiny.gguf", kind)
     with Model.open(Source(str(file)), PLUGINS) as model:
@@ -173,7 +175,7 @@ def test_a_quantizer_may_say_what_to_compute_in(path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "bits", "said"),
     [
-        ({}, 4, "as the checkpoint is stored: perplexity within 1%"),
+        ({}, 4, "F32 packed again: perplexity within 1%"),
         ({}, 16, "as the checkpoint is stored: perplexity within 1%"),
         ({"dtype": DType.FP32}, 16, "as the checkpoint"),
         ({"quant": "int4"}, 4, Int4.quality),

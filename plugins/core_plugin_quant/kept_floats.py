@@ -1,0 +1,81 @@
+"""Small floats: MXFP4 and NVFP4 (E2M1), bitsandbytes' NF4 and FP4, FP8 (E4M3, E5M2), with scales as stored."""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from core import DType, StoredForm, StoredWeight, Values
+from core.blocks import Kernel, Kernels, Product, choose_kernels, dequantise
+from core_plugin_quant.parts import dequantised_parts
+from core_plugin_quant.report import wide_dtypes
+
+_FLOATS = (Values.E2M1, Values.NF4, Values.FP4, Values.E4M3, Values.E5M2)
+
+
+class KeptFloats:
+    def keeps(self, form: StoredForm) -> bool:
+        return form.values in _FLOATS and not form.zeros
+
+    def kept_bytes(self, shape: tuple[int, int], form: StoredForm, dtype: DType) -> int:
+        down, across = form.blocks(shape)
+        return shape[0] * shape[1] * form.values.bits // 8 + down * across * form.scale_bytes
+
+    def keep(
+        self, weight: StoredWeight, bias: Tensor | None, dtype: torch.dtype, device: torch.device
+    ) -> "FloatLinear":
+        placed = replace(weight, values=weight.values.to(device), scales=weight.scales.to(device))
+        return FloatLinear(placed, dtype, bias, choose(placed, dtype))
+
+
+class FloatLinear:
+    """Computes in `dtype` with `weight`, as it is stored."""
+
+    def __init__(
+        self, weight: StoredWeight, dtype: torch.dtype, bias: Tensor | None, kernels: Kernels["FloatLinear"]
+    ) -> None:
+        self.weight = weight
+        self.dtype = dtype
+        self.bias = bias
+        self.kernels = kernels
+
+    @property
+    def nbytes(self) -> int:
+        held = self.weight.values.nbytes + self.weight.scales.nbytes
+        return held + (self.bias.nbytes if self.bias is not None else 0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self.kernels(self, x)
+        return y if self.bias is None else y.add_(self.bias)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        weight, form = self.weight, replace(self.weight.form, rows=1)
+        own = replace(weight, form=form, values=weight.values[ids], scales=weight.scales[ids // weight.form.rows])
+        return dequantise(own).to(self.dtype)
+
+
+def choose(weight: StoredWeight, dtype: torch.dtype) -> Kernels[FloatLinear]:
+    """What multiplies with such a weight."""
+    device, form = weight.values.device, weight.form
+    available = kernels(weight, dtype)
+
+    def sample(outputs: int) -> FloatLinear:
+        first = replace(weight, values=weight.values[:outputs], scales=weight.scales[: -(-outputs // form.rows)])
+        return FloatLinear(first, dtype, None, Kernels(available))
+
+    operation = f"{form.values} in blocks of {form.rows}x{form.columns}"
+    return choose_kernels(Product(operation, *weight.shape, dtype, device), available, sample)
+
+
+def kernels(weight: StoredWeight, dtype: torch.dtype) -> dict[str, Kernel[FloatLinear]]:
+    wides = wide_dtypes(weight.values.device, dtype).items()
+    return {f"dequantised to {name}": partial(_multiply_dequantised, wide=wide) for name, wide in wides}
+
+
+def _multiply_dequantised(linear: FloatLinear, x: Tensor, wide: torch.dtype) -> Tensor:
+    rows, columns = linear.weight.shape
+    given, y = x.to(wide), x.new_empty(len(x), rows)
+    for part in dequantised_parts(rows, columns, x.device):
+        y[:, part] = given @ dequantise(linear.weight, part).to(wide).t()
+    return y
