@@ -56,7 +56,7 @@ ROOMS = {
         f"{SEAMS} plugins runtime",
         "jinja2 llguidance msgspec numpy outcome platformdirs psutil torch transformers trio",
     ),
-    "gateway": Room.of(f"{SEAMS} gateway core", "litestar msgspec prometheus_client trio uvicorn"),
+    "gateway": Room.of(f"{SEAMS} gateway core", "litestar msgspec prometheus_client segno trio uvicorn"),
     "coordinator": Room.of(
         f"{SEAMS} coordinator discovery link parity plugins protocol runtime trust core", "msgspec psutil torch trio"
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -24,6 +24,8 @@ STREAM_HEADERS = [
 ]
 SILENCE = 5.0
 """Seconds without an event after which a stream sends a comment, so that nobody on the way takes it for dead."""
+LOOK = 1.0
+"""Seconds without an event after which it is looked whether there is a new reason for that to tell."""
 COMMENT = b": waiting\n\n"
 """Readers of server-sent events pass over it."""
 
@@ -51,7 +53,7 @@ class Answer:
         async with self.bridge.open(generate_all, self.engine, self.requests) as generated:
             steps = in_time(generated, len(self.requests), self.formatter)
             if self.stream:
-                await send_stream(self._events(steps), send)
+                await send_stream(self._events(steps), send, lambda: generated.value.waits_for)
             else:
                 await ASGIResponse(body=await self._whole(steps))(scope, receive, send)
 
@@ -95,10 +97,32 @@ async def in_time(steps: AsyncIterator[Step], choices: int, formatter: Formatter
                 yield replace(step, delta=Delta("", step.delta.tokens, "length"))
 
 
-async def send_stream(events: AsyncIterator[bytes], send: Send) -> None:
-    """Server-sent events, framed already, as the body of an answer, with comments where they are silent."""
+async def send_stream(events: AsyncIterator[bytes], send: Send, waits_for: Callable[[], str] = lambda: "") -> None:
+    """Server-sent events, framed already, as the body of an answer, with comments where they are silent.
+
+    `waits_for` says why they are, if there is more to say than that.
+    """
     await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-    async with closing(with_silences(events, SILENCE)) as told:
+    async with closing(_with_comments(events, waits_for)) as told:
         async for each in told:
-            await send({"type": "http.response.body", "body": each or COMMENT, "more_body": True})
+            await send({"type": "http.response.body", "body": each, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _with_comments(events: AsyncIterator[bytes], waits_for: Callable[[], str]) -> AsyncIterator[bytes]:
+    look = min(LOOK, SILENCE)
+    looks, said = 0, ""
+    async with closing(with_silences(events, look)) as told:
+        async for each in told:
+            if each is not None:
+                looks, said = 0, ""
+                yield each
+                continue
+            looks, why = looks + 1, waits_for()
+            if why != said or looks % round(SILENCE / look) == 0:
+                said = why
+                yield comment(why)
+
+
+def comment(why: str) -> bytes:
+    return f": waiting: {' '.join(why.split())}\n\n".encode() if why else COMMENT
