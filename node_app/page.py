@@ -31,9 +31,10 @@ LOG_BYTES = 64 * 1024
 _MAX_TICKETS = 16
 T = TypeVar("T")
 _ASSETS = {
-    "": ("page.html", "text/html; charset=utf-8"),
-    "page.css": ("page.css", "text/css; charset=utf-8"),
-    "page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "": ("node_app", "page.html", "text/html; charset=utf-8"),
+    "shared.css": ("core", "shared.css", "text/css; charset=utf-8"),
+    "page.css": ("node_app", "page.css", "text/css; charset=utf-8"),
+    "page.js": ("node_app", "page.js", "text/javascript; charset=utf-8"),
 }
 _GUARDS = {
     "cache-control": "no-store",
@@ -185,8 +186,8 @@ class Page:
         if part == "log":
             return Response(self._commands.log_tail(LOG_BYTES).encode())
         if part in _ASSETS:
-            name, kind = _ASSETS[part]
-            return Response((files("node_app") / "web" / name).read_bytes(), kind)
+            package, name, kind = _ASSETS[part]
+            return Response((files(package) / "web" / name).read_bytes(), kind)
         return Response(b"there is no such page", status=404)
 
     def _status(self) -> dict[str, Any]:

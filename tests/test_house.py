@@ -59,7 +59,7 @@ ROOMS = {
         f"{SEAMS} guard plugins runtime",
         "jinja2 llguidance msgspec numpy outcome platformdirs psutil torch transformers trio",
     ),
-    "gateway": Room.of(f"{SEAMS} gateway port_limits core", "litestar msgspec prometheus_client trio uvicorn"),
+    "gateway": Room.of(f"{SEAMS} gateway port_limits core", "litestar msgspec prometheus_client segno trio uvicorn"),
     "coordinator": Room.of(
         f"{SEAMS} coordinator discovery installing link parity plugins port_limits protocol runtime trust core",
         "msgspec psutil torch trio",

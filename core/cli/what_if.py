@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import typer
@@ -11,8 +10,8 @@ import typer
 from core.cli.api_client import api_client, ask
 from core.cli.console import aligned, counted, show_bytes
 from core.cli.plan_options import parse_node, refuse_equal_names, refuse_unknown_names
-from core.errors import CoreError, PlanError
-from core.interfaces.planner import Candidate, Plan, PlanFor, Planner, PlanRequest, Wire
+from core.errors import CoreError
+from core.interfaces.planner import Candidate, Plan, PlanFor, PlanRequest, Wire
 
 TIMEOUT_SECONDS = 30.0
 _ABSENT = ("paused", "failed")
@@ -43,6 +42,7 @@ class RunningCluster:
 async def what_if(url: str, without: list[str], with_: list[str]) -> None:
     """Prints the plan for the nodes that are there; and the one for those that would be, with what it brings."""
     from core.coordinator.planning import planned
+    from core.coordinator.what_if import difference, tried
     from core.plugins import PluginHost
 
     async with api_client(url, TIMEOUT_SECONDS) as client:
@@ -52,11 +52,11 @@ async def what_if(url: str, without: list[str], with_: list[str]) -> None:
     if not (without or with_):
         typer.echo(described(planned(planner, cluster.request)))
         return
-    changed = changed_request(cluster.request, without, with_)
-    now = _tried(planner, cluster.request)
+    changed = with_newcomers(cluster.request, without, with_)
+    now = tried(planner, cluster.request)
     then = planned(planner, changed)
     typer.echo(described(then))
-    typer.echo(_difference(now, cluster.request, then, changed))
+    typer.echo(difference(now, cluster.request, then, changed))
 
 
 def read_cluster(status: dict[str, Any], url: str) -> RunningCluster:
@@ -95,44 +95,13 @@ def read_cluster(status: dict[str, Any], url: str) -> RunningCluster:
     )
 
 
-def changed_request(request: PlanRequest, without: list[str], with_: list[str]) -> PlanRequest:
+def with_newcomers(request: PlanRequest, without: list[str], with_: list[str]) -> PlanRequest:
     """For the cluster without some of its nodes, and with others. Raises ConfigError for names that can't be."""
+    from core.coordinator.what_if import changed_request
+
     there = [node.node_id for node in request.candidates]
     refuse_unknown_names(without, there)
     newcomers = [parse_node(text, f"new-{index}", "--with") for index, text in enumerate(with_, start=1)]
-    staying = [node for node in request.candidates if node.node_id not in without]
-    refuse_equal_names([*(node.node_id for node in staying), *(node.name for node in newcomers)])
-    candidates = (*staying, *(node.as_candidate(request.weight_bytes) for node in newcomers))
-    pins = {node_id: layers for node_id, layers in request.pins.items() if node_id not in without}
-    fewest = max(1, min(request.min_stages, len(candidates)))
-    return replace(request, candidates=candidates, pins=pins, min_stages=fewest)
-
-
-def _tried(planner: Planner, request: PlanRequest) -> Plan | None:
-    from core.coordinator.planning import planned
-
-    try:
-        return planned(planner, request)
-    except PlanError:
-        return None
-
-
-def _difference(now: Plan | None, request: PlanRequest, then: Plan, changed: PlanRequest) -> str:
-    from core.coordinator.prediction import predict
-
-    if now is None:
-        return "As it is, the model does not fit."
-    predicted = [predict(*made, _no_caches, 0) for made in ((now, request), (then, changed))]
-    one_stream = request.plan_for is PlanFor.LATENCY
-    before, after = (each.token_seconds if one_stream else each.stage_seconds for each in predicted)
-    what = "A token" if one_stream else "A token on the slowest machine"
-    if not (before and after):
-        return "What that brings can't be said: the speed of some machine is not known."
-    if abs(after - before) < 0.01 * before:
-        return f"{what} would take {1000 * after:.3g} ms, as now."
-    return f"{what} would take {1000 * after:.3g} ms instead of {1000 * before:.3g} ms now."
-
-
-def _no_caches(layers: range) -> Callable[[int], int]:
-    """Where the context is not asked for."""
-    return lambda tokens: 0
+    staying = [node_id for node_id in there if node_id not in without]
+    refuse_equal_names([*staying, *(node.name for node in newcomers)])
+    return changed_request(request, without, [node.as_candidate(request.weight_bytes) for node in newcomers])

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import trio
 
 from core.coordinator.changes import Changes
+from core.coordinator.journal import POINT_SECONDS
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import NotReady, sole_error
-from core.interfaces.engine import ClusterStatus, Conversation, Generation, GenerationRequest, ModelCard
-from core.interfaces.telemetry import Metric, PaceStatus, SessionStatus
+from core.interfaces.engine import ClusterStatus, Conversation, Generation, GenerationRequest, ModelCard, WhatIf
+from core.interfaces.telemetry import History, Metric, PaceStatus, SessionStatus
 from core.plugins import PluginHost
 
 if TYPE_CHECKING:
     from core.coordinator.generator import Generator
     from core.coordinator.live import Live
+    from core.coordinator.membership import HostsRegister
 
 
 PROMPT_END = 256
@@ -108,6 +111,27 @@ class Coordinator:
         from core.coordinator.view import metrics
 
         return tuple(metrics(self._live))
+
+    @cached_property
+    def membership(self) -> HostsRegister:
+        from core.coordinator.membership import HostsRegister
+
+        return HostsRegister(self._settings, self._tokens_by_node)
+
+    def history(self) -> History:
+        return self._live.journal.history() if self._live is not None else History(POINT_SECONDS, ())
+
+    async def what_if(self, without: Sequence[str], newcomers: Sequence[int]) -> WhatIf:
+        self._open()
+        assert self._live is not None and self._live.supervisor is not None
+        from core.coordinator.what_if import what_if
+
+        planning, members = self._live.supervisor.planning, self._live.members.all()
+        there = [member for member in members if not member.paused and not member.failed_lately]
+        return await what_if(planning, planning.asked_for(there), without, newcomers)
+
+    def _tokens_by_node(self) -> Mapping[str, int]:
+        return self._live.telemetry.tokens_by_node if self._live is not None else {}
 
     async def rebalance(self) -> str:
         self._open()

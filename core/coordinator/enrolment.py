@@ -78,6 +78,7 @@ class Enrolment:
             version = self.register.version()
             if version != seen:
                 seen = version
+                members.register_changes += 1
                 await self._turn_out(self.register, members)
 
     async def _turn_out(self, register: Register, members: Members) -> None:

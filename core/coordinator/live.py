@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 from core.coordinator.builder import RouteBuilder
 from core.coordinator.generator import Generator
+from core.coordinator.journal import Journal
 from core.coordinator.loaded_model import LoadedModel, Note, load_model
 from core.coordinator.members import Members
 from core.coordinator.node_port import NodePort
@@ -38,9 +39,10 @@ class Live:
     ) -> None:
         """`note` is told what is done before nodes can serve, `on_change` that its status may be another."""
         self.settings = settings
-        self.members = Members()
+        self.journal = Journal()
+        self.members = Members(self.journal)
         self.routes = Routes()
-        self.telemetry = Telemetry()
+        self.telemetry = Telemetry(self.journal)
         self.generator: Generator | None = None
         """Once the model is loaded; so is `supervisor`."""
         self.supervisor: Supervisor | None = None
@@ -53,6 +55,12 @@ class Live:
         self.node_port = NodePort(settings, plugins.transports.get(settings.transport), self.members, self.routes)
         self._device = pick(settings.device)
         self._free_at_start = free_memory(self._device)
+
+    def _state_changed(self) -> None:
+        assert self.supervisor is not None
+        state, detail, epoch = self.supervisor.state, self.supervisor.detail, self.supervisor.epoch
+        self.journal.note(f"{state.value}: {detail}" if detail else f"{state.value}, on route {epoch}")
+        self._on_change()
 
     async def run(self) -> None:
         settings = self.settings
@@ -97,7 +105,7 @@ class Live:
             builder,
             router,
             service_of,
-            self._on_change,
+            self._state_changed,
             self.telemetry.tell_watchers,
         )
         self.generator = Generator(

@@ -12,6 +12,7 @@ import trio
 
 from core.coordinator.changes import Changes
 from core.coordinator.hop import Answer, Hop, HopState
+from core.coordinator.journal import Journal
 from core.errors import ChannelClosed, ProtocolError
 from core.link import Link
 from core.protocol.fields import Holding, Span
@@ -275,7 +276,10 @@ def _same_kind(one: Holding, other: Holding) -> bool:
 class Members:
     """The members by id, in the order in which they joined."""
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal | None = None) -> None:
+        self.journal = journal or Journal()
+        self.register_changes = 0
+        """How often the register was another one."""
         self._changes = Changes()
         self._by_id: dict[str, Member] = {}
         self._failures: dict[str, Failure] = {}
@@ -303,12 +307,14 @@ class Members:
         found = (old.excess, old.charged_at) if old is not None else self._excesses.get(member.node_id, (0.0, 0.0))
         member.excess, member.charged_at = found
         self._by_id[member.node_id] = member
+        self.journal.note(f"{member.node_id} joined, with {member.hello.selected_device}")
         self.notify()
 
     def remove(self, member: Member, reason: str) -> None:
         if self._by_id.get(member.node_id) is member:
             del self._by_id[member.node_id]
             member.leave(reason)
+            self.journal.note(f"{member.node_id} left: {reason}")
             self._remember(member)
             self.notify()
 

@@ -114,6 +114,10 @@ class Planning:
         """What planners are asked for, whoever is there."""
         return self._request((), ())
 
+    def asked_for(self, members: Sequence[Member]) -> PlanRequest:
+        """What planners are asked for if those of `members` serve that may get layers."""
+        return self._request([member for member in members if not self._why_not(member)], ())
+
     def gain(self, plan: Plan, route: Route, members: Sequence[Member]) -> str:
         """In what `plan` is predicted to be so much better than `route` that it should take its place; or empty."""
         serving = plan_of(route)

@@ -156,6 +156,8 @@ class NodeServer:
             member.count_news()
             was_paused = member.excused
             member.pause(message.reason, leaves=message.leaves)
+            said = f"pauses: {message.reason}" if message.reason else "serves again"
+            self._members.journal.note(f"{member.node_id} {said}")
             if was_paused:
                 self._settle(member)
             self._members.notify()

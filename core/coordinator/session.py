@@ -138,6 +138,12 @@ class Session:
         return self.decoding.prompt_logprobs_asked is not None and self.decoded == 0
 
     @property
+    def waits_for(self) -> str:
+        """Why it is suspended; empty while it runs. Any thread may ask."""
+        lost = self.lost
+        return f"{lost.title}: {lost.reason}" if lost is not None and self.status is Status.SUSPENDED else ""
+
+    @property
     def prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
         return tuple(self._prompt_logprobs)
 

@@ -14,6 +14,7 @@ import trio
 
 from core.coordinator.batch import Batch
 from core.coordinator.chunk_sizing import Average
+from core.coordinator.journal import Journal
 from core.coordinator.route import Route
 from core.coordinator.session import Session, Status
 from core.coordinator.token_times import TokenTimes
@@ -23,6 +24,7 @@ from core.protocol.messages import HiddenState
 TELL_SECONDS = 0.25
 """Between two words on one session's progress."""
 _WATCH_QUEUE = 256
+MAX_COUNTED_NODES = 1024
 RATE_SECONDS = 10.0
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -79,7 +81,10 @@ class _Hop:
 class Telemetry:
     """Lives in trio. Its counters go on over routes; the hops' averages begin with each."""
 
-    def __init__(self) -> None:
+    def __init__(self, journal: Journal | None = None) -> None:
+        self.journal = journal or Journal()
+        self.tokens_by_node: dict[str, int] = {}
+        """How many have passed a node's layers, prompts included."""
         self.wire = Average()
         """Of a decode step's time, what it spent neither waiting nor computing on a hop, in milliseconds."""
         self.rate = TokenRate()
@@ -112,9 +117,16 @@ class Telemetry:
         self._wire_seconds += wire
         if batch.decodes:
             self.wire.add(1000 * wire)
+        for node_id in {hop.member.node_id for hop in route.hops}:
+            self._count_node(node_id, len(batch.tokens))
         self._totals["batches"] += 1
         self._rows.add(len(batch.tokens))
         self._totals["hidden_bytes"] += len(answer.hidden.data)
+
+    def _count_node(self, node_id: str, tokens: int) -> None:
+        self.tokens_by_node[node_id] = self.tokens_by_node.pop(node_id, 0) + tokens
+        if len(self.tokens_by_node) > MAX_COUNTED_NODES:
+            del self.tokens_by_node[next(iter(self.tokens_by_node))]
 
     def stepped(self, route: Route, seconds: float, on_route: float) -> None:
         """One row was decoded while nobody else was served: in all, and on the route."""
@@ -122,6 +134,7 @@ class Telemetry:
             self.times.note(seconds, on_route)
 
     def came(self, session: Session) -> None:
+        self.journal.sessions_changed(1)
         self._totals["requests"] += 1
         self.tell(session)
 
@@ -151,11 +164,13 @@ class Telemetry:
             clock.rate.add(tokens / gap if gap else 0.0)
         self._totals["tokens"] += tokens
         self.rate.count(tokens)
+        self.journal.count(tokens)
         if session.is_over or clock.steps == 1 or clock.due(TELL_SECONDS):
             self.tell(session)
 
     def left(self, session: Session) -> None:
         """It is over for good."""
+        self.journal.sessions_changed(-1)
         speculation = session.decoding.speculation
         self._totals["drafted"] += speculation.drafted
         self._totals["accepted"] += speculation.accepted

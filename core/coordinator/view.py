@@ -8,7 +8,7 @@ from core.coordinator.live import Live
 from core.coordinator.members import Member, MemberState
 from core.coordinator.session import Session, Status
 from core.coordinator.supervisor import State, Supervisor
-from core.coordinator.telemetry import gauge, status_of
+from core.coordinator.telemetry import Telemetry, gauge, status_of
 from core.interfaces.engine import ClusterStatus, NodeStatus, PlanningStatus, WireStatus
 from core.interfaces.telemetry import KVStatus, Metric
 from core.runtime.precision_choice import AUTO
@@ -33,7 +33,7 @@ def cluster_status(live: Live, phase: str, progress: tuple[int, int] | None) -> 
         dtype=precision.compute if precision else settings.dtype or AUTO,
         wire_dtype=precision.wire if precision else settings.wire_dtype,
         quality=precision.quality if precision else "",
-        nodes=tuple(_node_status(member, supervisor) for member in live.members.all()),
+        nodes=tuple(_node_status(member, supervisor, live.telemetry) for member in live.members.all()),
         left_out=_left_out(live),
         kv=_kv(live),
         hops=live.telemetry.hops(),
@@ -47,6 +47,8 @@ def cluster_status(live: Live, phase: str, progress: tuple[int, int] | None) -> 
         measured_token_seconds=live.telemetry.times.token,
         notes=supervisor.notes if supervisor else (),
         planning=_planning(live),
+        events=live.journal.events,
+        register_changes=live.members.register_changes,
     )
 
 
@@ -96,7 +98,7 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.4g}")
 
 
-def _node_status(member: Member, supervisor: Supervisor | None) -> NodeStatus:
+def _node_status(member: Member, supervisor: Supervisor | None, telemetry: Telemetry) -> NodeStatus:
     speeds = supervisor.planning.speeds if supervisor else None
     reported, hop, layers = member.reported, member.hops[-1] if member.hops else None, member.layers
     return NodeStatus(
@@ -116,6 +118,7 @@ def _node_status(member: Member, supervisor: Supervisor | None) -> NodeStatus:
         row_seconds=tuple(map(_rounded, speeds.row_seconds(member))) if speeds else (),
         chunk_seconds=tuple(map(_rounded, speeds.chunk_seconds(member))) if speeds else (),
         memory=supervisor.planning.memory(member) if supervisor else 0,
+        tokens=telemetry.tokens_by_node.get(member.node_id, 0),
     )
 
 

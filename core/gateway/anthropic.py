@@ -17,7 +17,7 @@ from core.gateway.schemas.anthropic_objects import MessageEvent, MessageObject, 
 @post(
     "/v1/messages",
     status_code=200,
-    opt={SHAPE: Failure.anthropic_body, DOCUMENTED: Documentation(MessageObject, MessagesBody, MessageEvent)},
+    opt={SHAPE: Failure.anthropic_body, DOCUMENTED: Documentation(MessageObject, MessagesBody, (MessageEvent,))},
 )
 async def messages(request: AnyRequest) -> ASGIApp:
     """Continues a conversation, as Anthropic's API has it."""

@@ -12,14 +12,15 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from msgspec import Struct
 
-from core.errors import CoreError, DeadlineExceeded, NotReady, Overloaded, RequestError, RouteError
+from core.errors import ConfigError, CoreError, DeadlineExceeded, NotReady, Overloaded, RequestError, RouteError
 from core.gateway.schemas.anthropic_objects import AnthropicError, AnthropicErrorBody
 
 MODEL_NOT_FOUND = "model_not_found"
 RESPONSE_NOT_FOUND = "response_not_found"
 ITEM_NOT_FOUND = "item_not_found"
 NO_EMBEDDINGS = "no_embeddings"
-_NOT_FOUND = frozenset({MODEL_NOT_FOUND, RESPONSE_NOT_FOUND, ITEM_NOT_FOUND, NO_EMBEDDINGS})
+NO_SUCH_PART = "no_such_part"
+_NOT_FOUND = frozenset({MODEL_NOT_FOUND, RESPONSE_NOT_FOUND, ITEM_NOT_FOUND, NO_EMBEDDINGS, NO_SUCH_PART})
 RETRY_AFTER = {"retry-after": "5"}
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -54,6 +55,10 @@ class Unauthorized(CoreError):
 
 class Forbidden(CoreError):
     """A request that a web page makes which may not."""
+
+
+class HostOnly(CoreError):
+    """A request for what is the host's, by somebody who may be anybody."""
 
 
 class ErrorDetail(Struct):
@@ -104,6 +109,10 @@ def explain(error: BaseException) -> Failure:
             return Failure(401, str(error), code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         case Forbidden():
             return Failure(403, str(error), code="forbidden_page")
+        case HostOnly():
+            return Failure(403, str(error), code="host_only")
+        case ConfigError():
+            return Failure(400, str(error), code="not_possible")
         case NotReady():
             return _unavailable("cluster_not_ready", _not_ready(error))
         case RouteError():

@@ -131,7 +131,7 @@ class _Lines:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._stream:
-            await send_stream(self._lines(), send, OllamaFormatter.media, OllamaFormatter.comment)
+            await send_stream(self._lines(), send, media=OllamaFormatter.media)
         else:
             await ASGIResponse(body=self._text)(scope, receive, send)
 

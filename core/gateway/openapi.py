@@ -50,21 +50,20 @@ class Documentation:
     """Types of an answer (`media` is what it comes as), of the request's body and of a stream's events, as there are.
     With `streams_lines` a stream is lines of JSON, each like the answer.
 
-    `others` are answers with another status than 200 whose body is no error; `other_events` come in the same stream.
+    `query` has the schemas of its parameters; `others` are answers with another status than 200 whose body is no error.
     """
 
     answer: Any = None
     body: Any = None
-    event: Any = None
+    events: tuple[Any, ...] = ()
     media: str = JSON
     streams_lines: bool = False
+    query: Mapping[str, Any] = field(default_factory=dict)
     others: Mapping[int, Any] = field(default_factory=dict)
-    other_events: tuple[Any, ...] = ()
 
     @property
     def types(self) -> list[Any]:
-        kinds = (self.answer, self.body, self.event, *self.others.values(), *self.other_events)
-        return [kind for kind in kinds if kind is not None]
+        return [kind for kind in (self.answer, self.body, *self.events, *self.others.values()) if kind is not None]
 
 
 def document(handlers: Iterable[HTTPRouteHandler], keys_needed: bool) -> bytes:
@@ -99,16 +98,17 @@ def _operation(
 ) -> dict[str, Any]:
     names = re.findall(r"{(\w+):", next(iter(handler.paths)))
     parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in documentation.query.items()]
     content = {}
     if documentation.answer is not None:
         content[documentation.media] = {"schema": schema_of[documentation.answer]}
     if documentation.streams_lines:
         content[LINES] = {"schema": {"type": "string"}}
-    if documentation.event is not None:
-        events = (documentation.event, *documentation.other_events, ErrorBody)
-        content[_EVENTS] = {"schema": _event([schema_of[event] for event in events])}
+    if documentation.events:
+        kinds = [*documentation.events, ErrorBody]
+        content[_EVENTS] = {"schema": _event([schema_of[kind] for kind in kinds])}
     failures = _FAILURES if documentation.body or names else _FAILURES.keys() & {400, 401, 403, 500, 503}
-    answers = documentation.answer is not None or documentation.event is not None
+    answers = documentation.answer is not None or documentation.events
     responses = {str(status): {"$ref": f"#/components/responses/{status}"} for status in failures}
     if shape := handler.opt.get(SHAPE):
         kind = get_type_hints(shape)["return"]

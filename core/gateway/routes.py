@@ -26,6 +26,7 @@ from core.gateway.dialects.thinking import Thinking
 from core.gateway.errors import MODEL_NOT_FOUND, NO_EMBEDDINGS, RETRY_AFTER, ErrorBody, naming_fields
 from core.gateway.memory import ResponseMemory
 from core.gateway.openapi import DOCUMENTED, Documentation
+from core.gateway.pulse import Pulse
 from core.gateway.schemas.anthropic import CountBody, MessagesBody
 from core.gateway.schemas.chat import ChatBody, ChatChunk, ChatCompletion
 from core.gateway.schemas.common import Body
@@ -52,6 +53,7 @@ class Gateway:
     max_time: float
     memory: ResponseMemory
     tools: ToolSettings
+    pulse: Pulse
 
     def check(self, model: str | None) -> None:
         if model not in (self.model, None):
@@ -146,7 +148,7 @@ async def model(request: AnyRequest) -> Model:
     return await gateway.described()
 
 
-@post("/v1/chat/completions", status_code=200, opt={DOCUMENTED: Documentation(ChatCompletion, ChatBody, ChatChunk)})
+@post("/v1/chat/completions", status_code=200, opt={DOCUMENTED: Documentation(ChatCompletion, ChatBody, (ChatChunk,))})
 async def chat_completions(request: AnyRequest) -> ASGIApp:
     """Continues a conversation."""
     gateway, body = gateway_of(request), await read(request, ChatBody)
@@ -156,7 +158,7 @@ async def chat_completions(request: AnyRequest) -> ASGIApp:
     return gateway.answer(body, requests, ChatFormatter(gateway.model, body, len(requests), dialect), dialect)
 
 
-@post("/v1/completions", status_code=200, opt={DOCUMENTED: Documentation(Completion, CompletionBody, Completion)})
+@post("/v1/completions", status_code=200, opt={DOCUMENTED: Documentation(Completion, CompletionBody, (Completion,))})
 async def completions(request: AnyRequest) -> ASGIApp:
     """Continues texts."""
     gateway, body = gateway_of(request), await read(request, CompletionBody)

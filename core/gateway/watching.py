@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
 
 import msgspec
 from litestar import Response, get
@@ -13,13 +16,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from core.errors import RequestError
 from core.gateway.answers.answer import send_stream
 from core.gateway.bodies import AnyRequest
 from core.gateway.bridge import Bridge, while_connected
 from core.gateway.openapi import DOCUMENTED, TEXT, Documentation
 from core.gateway.routes import gateway_of
-from core.interfaces.engine import Engine
-from core.interfaces.telemetry import Metric, PaceStatus, Sample, SessionStatus
+from core.interfaces.engine import ClusterStatus
+from core.interfaces.telemetry import History, Metric, PaceStatus, Sample, SessionStatus
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
@@ -32,34 +36,58 @@ async def metrics(request: AnyRequest) -> Response[bytes]:
     return Response(render(counted), media_type=f"{TEXT}; version=0.0.4; charset=utf-8")
 
 
-@get("/v1/cluster/events", opt={DOCUMENTED: Documentation(event=SessionStatus, other_events=(PaceStatus,))})
+class Watched(StrEnum):
+    """The values of `of`."""
+
+    GENERATIONS = "generations"
+    CLUSTER = "cluster"
+
+
+OF = {"of": {"type": "string", "enum": list(Watched), "default": Watched.GENERATIONS}}
+
+
+@get("/v1/cluster/events", opt={DOCUMENTED: Documentation(events=(SessionStatus, PaceStatus, ClusterStatus), query=OF)})
 async def events(request: AnyRequest) -> ASGIApp:
     """Tells what becomes of generations, as it happens: phase, progress, speed, and why one is suspended or failed.
 
-    And of machines that have become slower or faster than planned.
+    And of machines that have become slower or faster than planned. With `of=cluster` it tells of the cluster instead:
+    all that `/v1/cluster` says, at once and as it changes, at most once a second, before the model is open, too.
     """
+    gateway, of = gateway_of(request), request.query_params.get("of", Watched.GENERATIONS)
+    match of:
+        case Watched.GENERATIONS:
+            return Watch(gateway.bridge, gateway.engine.watch, msgspec.json.encode)
+        case Watched.CLUSTER:
+            return Watch(gateway.bridge, gateway.pulse.watch, bytes)
+    raise RequestError(f"there are no events of {of!r}", hint=f"of: {' or '.join(Watched)}", param="of")
+
+
+@get("/v1/cluster/history", opt={DOCUMENTED: Documentation(History)})
+async def history(request: AnyRequest) -> History:
+    """Tells how fast and how busy the cluster was, for an hour."""
     gateway = gateway_of(request)
-    return Watch(gateway.engine, gateway.bridge)
+    told: History = await gateway.bridge.call(gateway.engine.history)
+    return told
 
 
 @dataclass(slots=True)
 class Watch:
-    """An ASGI application: a stream of events for as long as the client is there."""
+    """An ASGI application: a stream of what `watch` gives, `encoded`, for as long as the client is there."""
 
-    engine: Engine
     bridge: Bridge
+    watch: Callable[[], AbstractAsyncContextManager[AsyncIterator[Any]]]
+    encoded: Callable[[Any], bytes]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await while_connected(receive, self._tell(send))
 
     async def _tell(self, send: Send) -> None:
-        async with self.bridge.open(self.engine.watch) as statuses:
-            await send_stream(_framed(statuses), send)
+        async with self.bridge.open(self.watch) as statuses:
+            await send_stream(self._framed(statuses), send)
 
-
-async def _framed(statuses: AsyncIterator[SessionStatus | PaceStatus]) -> AsyncIterator[bytes]:
-    async for status in statuses:
-        yield b"data: " + msgspec.json.encode(status) + b"\n\n"
+    async def _framed(self, statuses: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+        async for status in statuses:
+            yield b"data: " + self.encoded(status) + b"\n\n"
 
 
 def render(metrics: Iterable[Metric]) -> bytes:

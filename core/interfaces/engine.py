@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from core.interfaces.telemetry import HopStatus, KVStatus, Metric, PaceStatus, SessionStatus
+from core.interfaces.membership import Membership
+from core.interfaces.planner import StagePlan
+from core.interfaces.telemetry import ClusterEvent, History, HopStatus, KVStatus, Metric, PaceStatus, SessionStatus
 
 FinishReason = Literal["stop", "length"]
 
@@ -113,11 +115,15 @@ class Generation(Protocol):
     where a stage fails it.
 
     `cached_tokens` of the prompt were found in the nodes' caches: known from the first delta on, like
-    `prompt_logprobs`, which has one entry for each of the prompt's tokens where they were asked for.
+    `prompt_logprobs`, which has one entry for each of the prompt's tokens where they were asked for. `waits_for` says
+    why it does not go on for now, and is empty while it does; any thread may ask.
     """
 
     prompt_tokens: int
     cached_tokens: int
+
+    @property
+    def waits_for(self) -> str: ...
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprob, ...]: ...
@@ -156,7 +162,7 @@ class NodeStatus:
 
     `progress` is (bytes done, bytes in all) while it downloads or loads, as `detail` says. `row_seconds` and
     `chunk_seconds` are what a planner is told of it, as in core.interfaces.planner.Candidate, of all layers; so is
-    `memory`, the bytes that it offers for layers and their caches.
+    `memory`, the bytes that it offers for layers and their caches. `tokens` have passed its layers.
     """
 
     node_id: str
@@ -175,6 +181,7 @@ class NodeStatus:
     row_seconds: tuple[float, ...] = ()
     chunk_seconds: tuple[float, ...] = ()
     memory: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +227,9 @@ class ClusterStatus:
     `measured_token_seconds` what it took of late, while it was the only one; 0 if that is not known.
 
     `progress` is (bytes done, bytes in all) while the coordinator downloads or loads its own share.
+
+    `events` are what happened last, the newest at the end. `register_changes` grows whenever a machine is invited, asks
+    to join, is let in or removed.
     """
 
     model: str
@@ -247,6 +257,22 @@ class ClusterStatus:
     measured_token_seconds: float = 0.0
     notes: tuple[str, ...] = ()
     planning: PlanningStatus | None = None
+    events: tuple[ClusterEvent, ...] = ()
+    register_changes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """The plan for other machines than those that are there; `message` says what it would bring, or why there is none.
+
+    `token_seconds` are what a token of one stream is predicted to take now and then; 0 if that is not known.
+    """
+
+    message: str
+    stages: tuple[StagePlan, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    token_seconds: tuple[float, float] = (0.0, 0.0)
 
 
 class Engine(Protocol):
@@ -266,7 +292,12 @@ class Engine(Protocol):
     def created(self) -> int:
         """When the model was taken into service, in Unix seconds."""
 
+    @property
+    def membership(self) -> Membership: ...
+
     def status(self) -> ClusterStatus: ...
+
+    def history(self) -> History: ...
 
     def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
         """Entering admits the session: raises NotReady, Overloaded or RequestError before anything runs, or RouteError
@@ -287,6 +318,12 @@ class Engine(Protocol):
         """Has the next plan made of all nodes that are there, and says in a sentence what becomes of it.
 
         Raises NotReady before the model is open.
+        """
+
+    async def what_if(self, without: Sequence[str], newcomers: Sequence[int]) -> WhatIf:
+        """What would be planned without those nodes, and with others that have so many bytes of memory.
+
+        Raises NotReady before the model is open, RequestError for a node that is not there.
         """
 
     async def tokenize(self, prompt: str | Conversation, client: str = "") -> tuple[int, ...]:

@@ -72,6 +72,31 @@ class HopStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterEvent:
+    """What happened to the cluster `at` that moment, in seconds since 1970, in words for its people."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPoint:
+    """Seconds that began `at`, since 1970: how many tokens were decoded, how many generations there were at once."""
+
+    at: float
+    tokens: int
+    sessions: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Speed and load, oldest first; each point is of `seconds`, and the last one is not over yet."""
+
+    seconds: float
+    points: tuple[HistoryPoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One value of a metric, or of a histogram its `buckets`: upper bounds with how many were at most that."""
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from core.cli import app
 from core.cli.plan_options import NodeOption, parse_caps, parse_link, parse_node, parse_pins, parse_size
-from core.cli.what_if import changed_request, read_cluster
+from core.cli.what_if import read_cluster, with_newcomers
 from core.errors import ConfigError, CoreError, PlanError, sole_error
 from core.interfaces.planner import PlanFor, Wire
 from core.testing.checkpoints import tiny_checkpoint
@@ -204,10 +204,10 @@ def test_a_running_cluster_says_what_would_be_without_a_machine_and_with_another
 def test_what_if_asks_for_nodes_that_are_there() -> None:
     request = read_cluster(CLUSTER, "url").request
     with pytest.raises(ConfigError, match="there is no node 'nas'"):
-        changed_request(request, ["nas"], [])
+        with_newcomers(request, ["nas"], [])
     with pytest.raises(ConfigError, match="2 nodes are called 'pc'"):
-        changed_request(request, [], ["pc=8gb"])
-    assert changed_request(replace(request, min_stages=2), ["mac"], []).min_stages == 1
+        with_newcomers(request, [], ["pc=8gb"])
+    assert with_newcomers(replace(request, min_stages=2), ["mac"], []).min_stages == 1
 
 
 async def test_a_cluster_tells_what_its_plans_are_made_of(model: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ import httpx
 import pytest
 import trio
 
-from core.errors import NotReady, RequestError
+from core.errors import ConfigError, NotReady, RequestError
 from core.gateway.server import serve_http
 from core.gateway.settings import ApiSettings
 from core.interfaces.engine import (
@@ -23,8 +23,11 @@ from core.interfaces.engine import (
     ModelCard,
     NodeStatus,
     TokenLogprob,
+    WhatIf,
 )
-from core.interfaces.telemetry import Metric, Sample, SessionStatus
+from core.interfaces.membership import AskerEntry, InviteEntry, MemberEntry, MembershipStatus, NewInvite
+from core.interfaces.planner import StagePlan
+from core.interfaces.telemetry import History, HistoryPoint, Metric, Sample, SessionStatus
 from core.runtime.prompt_template import PromptTemplate
 
 
@@ -52,6 +55,9 @@ class FakeEngine:
     chat_template: str | None = ""
     tool_template: str | None = None
     opened: str = ""
+
+    waits_for: str = ""
+    membership: FakeMembership = field(default_factory=lambda: FakeMembership())
 
     requests: list[GenerationRequest] = field(default_factory=list)
     given: int = 0
@@ -95,6 +101,14 @@ class FakeEngine:
         finally:
             with trio.CancelScope(shield=True):
                 await self._count(-1)
+
+    def history(self) -> History:
+        return History(10, (HistoryPoint(1_700_000_000, 42, 2),))
+
+    async def what_if(self, without: Sequence[str], newcomers: Sequence[int]) -> WhatIf:
+        if "nobody" in without:
+            raise RequestError("there is no node 'nobody'", param="without")
+        return WhatIf(f"without {len(without)}, with {sum(newcomers)} bytes", (StagePlan("n1", 0, 4, 9),))
 
     def metrics(self) -> tuple[Metric, ...]:
         return (
@@ -157,9 +171,49 @@ class FakeEngine:
                 await self.changed.wait()
 
 
+class FakeMembership:
+    """Remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+
+    async def status(self) -> MembershipStatus:
+        return MembershipStatus(
+            "",
+            (MemberEntry("desk-abcdefgh", True, 1_700_000_000, 1_700_000_100, 321),),
+            (AskerEntry("123456", "<b>laptop</b>", "192.168.1.7", 1_900_000_000),),
+            (InviteEntry("a1b2c3", "open", 1_700_000_000, 1_900_000_000, "anna", ""),),
+        )
+
+    async def invite(self, seconds: int, name: str) -> NewInvite:
+        self.asked.append(("invite", str(seconds), name))
+        return NewInvite("a1b2c3", "core://join/abc", 1_900_000_000, ("192.168.1.2",), 7001)
+
+    async def revoke(self, id: str) -> None:
+        self.asked.append(("revoke", id))
+
+    async def approve(self, code: str) -> str:
+        if code != "123456":
+            raise ConfigError(f"no machine asks to join with the code {code!r}")
+        self.asked.append(("approve", code))
+        return "laptop-abcdefgh"
+
+    async def deny(self, code: str) -> str:
+        self.asked.append(("deny", code))
+        return "laptop"
+
+    async def remove(self, name: str) -> str:
+        self.asked.append(("remove", name))
+        return name
+
+
 class FakeGeneration:
     prompt_tokens = 5
     cached_tokens = 2
+
+    @property
+    def waits_for(self) -> str:
+        return self._engine.waits_for
 
     def __init__(self, engine: FakeEngine, prompt_logprobs: tuple[TokenLogprob, ...]) -> None:
         self._engine = engine

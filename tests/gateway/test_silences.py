@@ -86,6 +86,20 @@ async def test_the_prompt_may_take_long(client: httpx.AsyncClient, engine: Any, 
 
 
 @pytest.mark.usefixtures("_impatient")
+@every_endpoint
+async def test_comments_say_why_an_answer_does_not_go_on(
+    client: httpx.AsyncClient, engine: Any, pause: trio.Event, path: str
+) -> None:
+    engine.waits_for = "node 'b' was lost:\nit left"
+    async with client.stream("POST", path, json={**ENDPOINTS[path], "stream": True}) as response:
+        lines = response.aiter_lines()
+        while await anext(lines) != ": waiting: node 'b' was lost: it left":
+            pass
+        pause.set()
+        assert [line async for line in lines if line][-1].startswith("data: ")
+
+
+@pytest.mark.usefixtures("_impatient")
 async def test_before_it_is_admitted_nothing_is_sent(
     client: httpx.AsyncClient, engine: Any, nursery: trio.Nursery
 ) -> None:

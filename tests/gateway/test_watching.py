@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import httpx
+import pytest
+import trio
 from prometheus_client.parser import text_string_to_metric_families
+from trio.testing import MockClock
+
+from core.gateway.pulse import Pulse
+from core.interfaces.engine import ClusterStatus
 
 
 async def test_metrics_are_read_by_prometheus_own_parser(client: httpx.AsyncClient) -> None:
@@ -48,3 +57,65 @@ async def test_before_the_model_is_open_there_are_no_events(client: httpx.AsyncC
     answer = await client.get("/v1/cluster/events")
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "cluster_not_ready"
+
+
+async def statuses(client: httpx.AsyncClient) -> AsyncIterator[dict[str, Any]]:
+    async with client.stream("GET", "/v1/cluster/events?of=cluster") as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: "):
+                yield json.loads(line.removeprefix("data: "))
+
+
+async def test_the_cluster_is_told_at_once_and_as_it_changes(client: httpx.AsyncClient, engine: Any) -> None:
+    engine.state = "loading"
+    async with aclosing(statuses(client)) as told:
+        assert (await anext(told))["state"] == "loading"
+        engine.state = "ready"
+        assert (await anext(told))["state"] == "ready"
+
+
+async def test_however_many_watch_the_status_is_worked_out_once_a_second(
+    autojump_clock: MockClock, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+    status = engine.status
+
+    def counted() -> ClusterStatus:
+        nonlocal asked
+        asked += 1
+        return replace(status(), route_epoch=asked)
+
+    monkeypatch.setattr(engine, "status", counted)
+    pulse = Pulse(engine)
+    told: list[int] = []
+
+    async def watch() -> None:
+        async with pulse.watch() as statuses:
+            async for each in statuses:
+                told.append(json.loads(each)["route_epoch"])
+
+    with trio.move_on_after(9.5):
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(watch)
+    assert asked == 10
+    assert sorted(told) == sorted([*range(1, 11)] * 20)
+
+
+async def test_what_does_not_change_is_told_once(autojump_clock: MockClock, engine: Any) -> None:
+    told = []
+    with trio.move_on_after(60):
+        async with Pulse(engine).watch() as statuses:
+            async for each in statuses:
+                told.append(each)
+    assert len(told) == 1
+
+
+async def test_there_are_no_other_events(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/v1/cluster/events?of=everything")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "of")
+
+
+async def test_an_hour_is_told(client: httpx.AsyncClient) -> None:
+    told = (await client.get("/v1/cluster/history")).json()
+    assert told == {"seconds": 10, "points": [{"at": 1_700_000_000, "tokens": 42, "sessions": 2}]}

@@ -115,7 +115,8 @@ async def test_it_shows_status_limits_and_log() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "kind"), [("", "text/html"), ("page.css", "text/css"), ("page.js", "text/javascript")]
+    ("part", "kind"),
+    [("", "text/html"), ("shared.css", "text/css"), ("page.css", "text/css"), ("page.js", "text/javascript")],
 )
 async def test_its_parts_are_there_and_allow_nothing_from_elsewhere(part: str, kind: str) -> None:
     async with served() as (_, _, client):

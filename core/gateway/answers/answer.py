@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -19,7 +19,10 @@ from core.interfaces.engine import Delta, Engine, GenerationRequest
 EVENT_STREAM = (b"content-type", Formatter.media)
 SILENCE = 5.0
 """Seconds without an event after which a stream sends a comment, so that nobody on the way takes it for dead."""
-COMMENT = Formatter.comment
+LOOK = 1.0
+"""Seconds without an event after which it is looked whether there is a new reason for that to tell."""
+COMMENT = b": waiting\n\n"
+"""Readers of server-sent events pass over it."""
 
 
 @dataclass(slots=True)
@@ -45,7 +48,7 @@ class Answer:
         async with self.bridge.open(generate_all, self.engine, self.requests) as generated:
             steps = in_time(generated, len(self.requests), self.formatter)
             if self.stream:
-                await send_stream(self._events(steps), send, self.formatter.media, self.formatter.comment)
+                await send_stream(self._events(steps), send, lambda: generated.value.waits_for, self.formatter.media)
             else:
                 await ASGIResponse(body=await self._whole(steps))(scope, receive, send)
 
@@ -90,13 +93,38 @@ async def in_time(steps: AsyncIterator[Step], choices: int, formatter: Formatter
 
 
 async def send_stream(
-    events: AsyncIterator[bytes], send: Send, media: bytes = Formatter.media, comment: bytes = COMMENT
+    events: AsyncIterator[bytes],
+    send: Send,
+    waits_for: Callable[[], str] = lambda: "",
+    media: bytes = Formatter.media,
 ) -> None:
-    """Events, framed already, as the body of an answer, with comments when they are silent, if there are any."""
+    """Events, framed already, as the body of an answer; server-sent ones with comments when they are silent.
+
+    `waits_for` says why they are, if there is more to say than that.
+    """
     headers = [(b"content-type", media), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    async with closing(with_silences(events, SILENCE)) as told:
+    events = _with_comments(events, waits_for) if media == Formatter.media else events
+    async with closing(events) as told:
         async for each in told:
-            if body := each or comment:
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": each, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _with_comments(events: AsyncIterator[bytes], waits_for: Callable[[], str]) -> AsyncIterator[bytes]:
+    look = min(LOOK, SILENCE)
+    looks, said = 0, ""
+    async with closing(with_silences(events, look)) as told:
+        async for each in told:
+            if each is not None:
+                looks, said = 0, ""
+                yield each
+                continue
+            looks, why = looks + 1, waits_for()
+            if why != said or looks % round(SILENCE / look) == 0:
+                said = why
+                yield comment(why)
+
+
+def comment(why: str) -> bytes:
+    return f": waiting: {' '.join(why.split())}\n\n".encode() if why else COMMENT

@@ -33,8 +33,6 @@ class Formatter(ABC):
     """How an endpoint words one answer: as a whole, or event by event."""
 
     media: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
-    comment: ClassVar[bytes] = b": waiting\n\n"
-    """What a stream sends when it has nothing to say for long: its readers pass over it. Empty: nothing."""
     out_of_time = False
     """Whether its deadline ended it."""
 

@@ -44,6 +44,22 @@ class Outcome:
         return self.deltas[-1].finish_reason or "length"
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Generations that run side by side, as far as they have begun; iterating it gives their steps."""
+
+    generations: list[Generation]
+    steps: AsyncIterator[Step]
+
+    def __aiter__(self) -> AsyncIterator[Step]:
+        return self.steps
+
+    @property
+    def waits_for(self) -> str:
+        """Why the first of them that does not go on does not; empty if all do. Any thread may ask."""
+        return next(filter(None, (each.waits_for for each in self.generations)), "")
+
+
 async def _steps(index: int, generation: Generation) -> AsyncIterator[Step]:
     async with closing(aiter(generation)) as deltas:
         async for delta in deltas:
@@ -51,7 +67,7 @@ async def _steps(index: int, generation: Generation) -> AsyncIterator[Step]:
 
 
 @asynccontextmanager
-async def generate_all(engine: Engine, requests: Sequence[GenerationRequest]) -> AsyncIterator[AsyncIterator[Step]]:
+async def generate_all(engine: Engine, requests: Sequence[GenerationRequest]) -> AsyncIterator[Running]:
     """The steps of all generations, as they come.
 
     Entering ends when all are admitted, or when one has something to say while others wait for their turn; it raises
@@ -59,8 +75,9 @@ async def generate_all(engine: Engine, requests: Sequence[GenerationRequest]) ->
     """
     if len(requests) == 1:
         async with engine.generate(requests[0]) as generation:
-            yield _steps(0, generation)
+            yield Running([generation], _steps(0, generation))
         return
+    generations: list[Generation] = []
     sender, receiver = trio.open_memory_channel[Step](0)
     begun = trio.Event()
     waiting = set(range(len(requests)))
@@ -68,6 +85,7 @@ async def generate_all(engine: Engine, requests: Sequence[GenerationRequest]) ->
 
     async def run(index: int, request: GenerationRequest, steps: trio.MemorySendChannel[Step]) -> None:
         async with steps, turns, engine.generate(request) as generation:
+            generations.append(generation)
             waiting.discard(index)
             if not waiting:
                 begun.set()
@@ -81,4 +99,4 @@ async def generate_all(engine: Engine, requests: Sequence[GenerationRequest]) ->
             nursery.start_soon(run, index, request, sender.clone())
         sender.close()
         await begun.wait()
-        yield receiver
+        yield Running(generations, receiver)

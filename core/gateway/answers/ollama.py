@@ -21,7 +21,6 @@ class OllamaFormatter(Formatter):
     """`chats`: what is said comes as a message, and else as a `response`."""
 
     media = b"application/x-ndjson"
-    comment = b""
 
     def __init__(self, model: str, reader: Reader, *, chats: bool) -> None:
         self._model = model

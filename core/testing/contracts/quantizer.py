@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import pytest
@@ -90,7 +91,7 @@ def _pack(quantizer: Quantizer, weight: Tensor, dtype: DType, bias: Tensor | Non
 
 
 def _weight(rows: int, columns: int) -> Tensor:
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(1)) / columns**0.5
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(1)) / math.sqrt(columns)
 
 
 def _rows(rows: int, columns: int, dtype: DType) -> Tensor:
