@@ -55,12 +55,14 @@ def project(tmp_path: Path) -> Path:
 
 
 def run_python(*args: str, cwd: Path) -> None:
-    env = os.environ | {"PYTHONPATH": str(cwd), "PYTEST_ADDOPTS": ""}
+    path = os.pathsep.join(filter(None, (str(cwd), os.environ.get("PYTHONPATH"))))
+    env = os.environ | {"PYTHONPATH": path, "PYTEST_ADDOPTS": ""}
     command = [sys.executable, *args]
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_code_in_the_guide_runs(project: Path) -> None:
     run_python("-m", "pytest", "-p", "no:cacheprovider", "tests", cwd=project)
 

@@ -82,7 +82,7 @@ class TransportContract:
                     async with transport.dial(HOST, port, timeout=PATIENCE / 2, pin=bytes(32)):
                         pytest.fail("it is connected to a machine that has another certificate")
                 nursery.cancel_scope.cancel()
-        assert served == [True, False]
+        assert served[:2] == [True, False]
 
     async def test_messages_keep_their_order(self, transport: Transport) -> None:
         messages = [str(number).encode() for number in range(500)]
