@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import segno
 from litestar import get, post
 
@@ -41,8 +39,8 @@ async def invite(request: AnyRequest) -> Invited:
 async def revoke(request: AnyRequest) -> Done:
     """Makes an open invite useless."""
     body = await read(request, RevokeBody)
-    revoking: Callable[[str], Awaitable[object]] = _membership(request).revoke
-    await gateway_of(request).bridge.call(revoking, body.id)
+    revoked: object = await gateway_of(request).bridge.call(_membership(request).revoke, body.id)
+    assert revoked is None
     return Done(f"invite {body.id} is revoked")
 
 
