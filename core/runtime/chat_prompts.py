@@ -114,10 +114,15 @@ class ChatPrompts:
 
 
 def _behind_first_characters(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Matches the rest of each of `tokens` behind its first character; the longest one counts where several begin."""
-    longest_first = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
-    rests = [f"(?<={re.escape(token[0])}){re.escape(token[1:])}" for token in longest_first]
-    return re.compile("|".join(rests) or "(?!)")
+    """Matches the rest of each of `tokens` behind its first character; the longest one counts where several begin.
+
+    Tokens are looked for behind a first character that they share: a model has hundreds of them, and most texts none.
+    """
+    rests: dict[str, list[str]] = {}
+    for token in sorted((token for token in tokens if len(token) > 1), key=len, reverse=True):
+        rests.setdefault(token[0], []).append(re.escape(token[1:]))
+    behind = [f"(?<={re.escape(first)})(?:{'|'.join(found)})" for first, found in rests.items()]
+    return re.compile("|".join(behind) or "(?!)")
 
 
 def _up_to_its_end(message: Mapping[str, Any], prompt: str) -> str:

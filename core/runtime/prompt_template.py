@@ -71,7 +71,8 @@ class PromptTemplate:
         except RequestError:
             missing = [said for said in marks.said.values() if not _is_in(said.text, prompt)]
         else:
-            missing = [said for mark, said in marks.said.items() if mark not in prompt]
+            came_out = marks.found_in(prompt)
+            missing = [said for mark, said in marks.said.items() if mark not in came_out]
         if missing:
             raise self._dropped(messages[missing[0].message], missing[0])
 
@@ -134,8 +135,12 @@ class _Marks:
         middle = text.index(said) + len(said) // 2
         return text[:middle] + self._new(index, what, said) + text[middle:]
 
+    def found_in(self, prompt: str) -> set[str]:
+        """In one pass: a conversation may have many."""
+        return set(re.findall(rf"{self._stem}[0-9a-f]{{8}}", prompt))
+
     def _new(self, index: int, what: str, text: str) -> str:
-        mark = f"{self._stem}{len(self.said):06d}"
+        mark = f"{self._stem}{len(self.said):08x}"
         self.said[mark] = _Said(index, what, text)
         return mark
 
@@ -146,8 +151,18 @@ def _sandbox() -> Sandbox:
 
 
 def _is_in(text: str, prompt: str) -> bool:
-    """Whether each word of `text` is there: what isn't a letter or digit may be written otherwise, in JSON for one."""
-    return all(word in prompt for word in re.findall(r"\w+", text))
+    """Whether each word of `text` is there: what isn't a letter or digit may be written otherwise, in JSON for one.
+
+    Words are looked for behind the one before, which is where they are: long texts take no longer for it.
+    """
+    at = 0
+    for word in re.finditer(r"\w+", text):
+        found = prompt.find(word[0], at)
+        if found >= 0:
+            at = found
+        elif word[0] not in prompt:
+            return False
+    return True
 
 
 def _literals(tree: nodes.Template) -> Iterator[str]:

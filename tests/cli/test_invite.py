@@ -50,7 +50,7 @@ def test_an_invite_leads_to_the_coordinator(state: StateDir, capsys: Output) -> 
 def test_without_a_coordinator_it_leads_to_this_machines_addresses(
     tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "reachable", lambda: ["10.1.2.3"])
+    monkeypatch.setattr(serving, "reachable", lambda *_: ["10.1.2.3"])
     link, _ = made(StateDir.open(tmp_path / "new"), capsys)
     assert (link.hosts, link.port) == (("10.1.2.3",), 7001)
     monkeypatch.setattr(serving, "reachable", list)

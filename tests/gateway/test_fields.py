@@ -114,3 +114,10 @@ async def test_a_model_without_a_chat_template_points_to_completions(
     assert (response.status_code, error["param"]) == (400, named)
     assert "/v1/completions" in error["message"]
     assert engine.requests == []
+
+
+async def test_a_fields_name_is_not_searched_for_ever_nor_told_back_whole(client: httpx.AsyncClient) -> None:
+    name = " - at `$" * 20_000
+    response = await client.post(CHATS, json={**CHAT, name: 1})
+    assert response.status_code == 400
+    assert len(response.text) < 5000

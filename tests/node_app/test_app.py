@@ -26,8 +26,7 @@ from core.trust.state_dir import StateDir
 from node_app import single
 from node_app.app import App
 from node_app.files import Folders
-from node_app.joining import Offer, Target
-from node_app.pause_policy import SERVE, Measurements
+from node_app.joining import Target
 from node_app.settings import Limits, SettingsFile
 from node_app.status import State, Status
 
@@ -302,57 +301,6 @@ async def test_another_start_hands_its_invite_over(tmp_path: Path) -> None:
             assert ticket.startswith(f"http://127.0.0.1:{app.page.port}/open/")
             assert app.page.token not in ticket
         assert watched.state.read("app.json") is None
-
-
-async def test_a_link_that_was_opened_changes_nothing_before_its_user_says_so(tmp_path: Path) -> None:
-    watched = Watched(tmp_path)
-    link = str(InviteLink(("192.168.1.7",), 7001, bytes(32), bytes(16), 2**31))
-    async with watched.running() as app:
-        app.join("127.0.0.1:1")
-        running = await trio.to_thread.run_sync(single.find_running, watched.state)
-        await trio.to_thread.run_sync(running.follow, link)
-        assert app.settings.joined == Target("127.0.0.1", 1)
-        assert app.offer == Offer(link, "192.168.1.7:7001", "aaaaaaaa")
-        with pytest.raises(ConfigError, match="the invite is damaged"):
-            app.follow(link[:-1])
-        assert (app.offer, app.settings.joined) == (None, Target("127.0.0.1", 1))
-        app.follow(link)
-        app.join(link)
-        assert (app.offer, app.settings.joined) == (None, Target("192.168.1.7", 7001, invited=True))
-        app.follow(link)
-        app.dismiss_offer()
-        assert app.offer is None
-
-
-async def test_saving_a_limit_does_not_undo_a_resume(tmp_path: Path) -> None:
-    watched = Watched(tmp_path)
-    limits = replace(LIMITS, cpu_percent=50)
-    app = watched.app
-    app._measured = Measurements(cpu=90.0)
-    app.change_limits(limits)
-    assert "other programs use the CPU" in app._verdict.reason
-    app.resume()
-    assert app._verdict.reason == ""
-    app.change_limits(replace(limits, threads=2))
-    assert app._verdict.reason == ""
-    app._verdict = SERVE
-    app.change_limits(replace(limits, threads=3))
-    assert app._verdict.reason != ""
-
-
-async def test_the_page_ends_the_process_once_and_starts_it_at_login(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    app, ended = Watched(tmp_path).app, []
-    app.end_process = lambda: ended.append("ended")
-    for wanted in (True, False):
-        app.start_at_login(wanted)
-        assert app.starts_at_login is wanted
-    app.end()
-    app.end()
-    assert ended == ["ended"]
 
 
 async def test_another_start_waits_for_one_that_is_about_to_end(tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import trio
 
 from core.testing.fork_server import run_python
+from core.trust.link import InviteLink
 
 pytestmark = pytest.mark.unix
 ADDRESS = re.compile(r"^status page  (http://127\.0\.0\.1:\d+/\S+/)$", re.MULTILINE)
@@ -56,6 +58,10 @@ async def test_a_second_start_reaches_the_first_and_tells_its_address(
             assert url not in shown, "whoever reads command lines learns nothing"
             assert (await client.get(shown)).url == url
             assert "that is no invite" in (await client.get(f"{url}status")).json()["notice"]
+            link = str(InviteLink(("192.168.1.7",), 7001, bytes(32), bytes(16), 2**31))
+            assert (await again(tmp_path, link, env=browser.env)).returncode == 0
+            status = (await client.get(f"{url}status")).json()
+            assert (status["cluster"], status["offer"]["link"]) == ("127.0.0.1:1", link)
         assert await app.end(signal.SIGTERM) == 0
 
 
@@ -74,6 +80,7 @@ async def test_without_a_desktop_it_says_so_once_and_runs_headless(started: Any,
         url = (await app.printed(ADDRESS))[1]
         assert app.output.count("There is no tray here") == 1
         assert app.output.count("the invite is damaged") == 1
+        assert "core://" not in " ".join(psutil.Process(app.process.pid).cmdline())
         async with httpx.AsyncClient() as client:
             status = (await client.get(f"{url}status")).json()
         assert (status["state"], status["notice"]) == ("not joined", "")

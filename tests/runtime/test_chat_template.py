@@ -213,10 +213,16 @@ def test_nothing_that_was_said_is_passed_over(template: str, said: str, dropped:
     assert caught.value.param == "prompt"
 
 
+@pytest.mark.parametrize("text", ["1234", "abcdef", "0" * 99])
+def test_what_stands_around_a_mark_is_none_of_it(text: str) -> None:
+    assert text in rendered(USERS, Conversation(tuple({"role": "user", "content": text} for _ in range(3))))
+
+
 def test_a_template_that_refuses_marked_texts_is_asked_for_the_texts() -> None:
     strict = "{% if messages[0].content != 'Be \"brief\".' %}{{ raise_exception('no') }}{% endif %}"
     conversation = Conversation(({"role": "user", "content": 'Be "brief".'},))
     assert rendered(strict + "{{ messages[0].content | tojson }}", conversation)
+    assert rendered(strict + "brief {{ messages[0].content | tojson }}", conversation)
     with pytest.raises(RequestError, match="the text of message 1"):
         rendered(strict + "brief", conversation)
 

@@ -98,6 +98,7 @@ def _same(value: Any, other: Any) -> bool:
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
+_MAX_SAID = 2000
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*?)(?:\[\.\.\.\])?`)?", re.DOTALL)
 _PART = re.compile(r"(?:content|output)\[\d+\]\.type$")
 _FIELD = re.compile(r"Object (?P<how>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
@@ -105,8 +106,10 @@ _FIELD = re.compile(r"Object (?P<how>contains unknown|missing required) field `(
 
 def _naming_the_field(error: msgspec.ValidationError, instead: Mapping[str, str]) -> RequestError:
     """msgspec says where in the text of its errors alone: `... - at `$.messages[0].role``."""
-    place = _PLACE.fullmatch(str(error))
-    what, path = (place["what"], place["path"] or "") if place else (str(error), "")
+    said = str(error)
+    # A message may quote a name as long as the body, made so that the search for a place in it takes for ever.
+    place = _PLACE.fullmatch(said) if len(said) <= _MAX_SAID else None
+    what, path = (place["what"], place["path"] or "") if place else (said[:_MAX_SAID], "")
     if field := _FIELD.fullmatch(what):
         param = f"{path}.{field['name']}".lstrip(".")
         if field["how"] == "missing required":
