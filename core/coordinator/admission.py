@@ -14,6 +14,7 @@ from core.coordinator.session import Place, Session
 from core.coordinator.waiting_queue import WaitingQueue
 from core.errors import CoreError, RequestError, RouteError
 from core.protocol.messages import ClearCache, CopyCache
+from core.runtime.cuts import Cuts
 from core.runtime.layer_cache import capacity, longest_within
 
 STARVED_SECONDS = 120.0
@@ -41,10 +42,10 @@ class Admission:
         max_sessions: int,
         keeps: bool,
         shares: bool = False,
-        can_cut: Callable[[int, int], bool],
+        cuts: Cuts,
     ) -> None:
         """`keeps`: ended sessions' caches stay for prompts that begin alike, of the same client unless it `shares` them
-        among all; `can_cut` as of core.runtime.model.Model."""
+        among all; `cuts` says how far back they can be cut."""
         self.running: dict[int, Session] = {}
         self.budget = KVBudget(route, keeps=keeps)
         self.is_open = True
@@ -56,7 +57,7 @@ class Admission:
         self._left = left
         self._max_sessions = max_sessions
         self._shares = shares
-        self._can_cut = can_cut
+        self.cuts = cuts
         self._starved: list[Session] = []
         self._commands: list[ClearCache | CopyCache] = []
 
@@ -87,7 +88,7 @@ class Admission:
         if place is not None:
             kept = [] if session.failure else session.tokens[: place.cached]
             room = capacity(max(place.most_cached, len(kept)))
-            self._clear(self.budget.keep(place.cache, kept, room, self._owner(session)))
+            self._clear(self.budget.keep(place.cache, kept, room, self._owner(session), place.snapshot))
             session.vacate()
         self._left()
 
@@ -175,7 +176,7 @@ class Admission:
                 self.budget.touch(kept)
                 self._clear(gone)
                 self._commands.append(CopyCache(self._hop, kept.cache, session.number, common))
-                return Place(self._epoch, session.number, wanted, cached=common)
+                return Place(self._epoch, session.number, wanted, cached=common, snapshot=kept.snapshot)
         wanted = max(wanted, kept.room if kept else 0)
         gone = self.budget.reserve(wanted, taken=kept)
         if gone is None:
@@ -183,13 +184,13 @@ class Admission:
         self._clear(gone)
         if kept is None:
             return Place(self._epoch, session.number, wanted)
-        return Place(self._epoch, kept.cache, wanted, cached=common, most_cached=kept.room)
+        return Place(self._epoch, kept.cache, wanted, cached=common, most_cached=kept.room, snapshot=kept.snapshot)
 
     def _longest_prefix(self, session: Session) -> tuple[Kept | None, int]:
         """The caches to begin with, and how many of their tokens: the last token of a prompt is always run."""
         if session.wants_prompt_logprobs:
             return None, 0
-        return self.budget.longest_prefix(session.tokens[:-1], self._owner(session), self._can_cut)
+        return self.budget.longest_prefix(session.tokens[:-1], self._owner(session), self.cuts)
 
     def _owner(self, session: Session) -> str:
         return "" if self._shares else session.client

@@ -91,7 +91,7 @@ class Live:
             max_sessions=settings.max_sessions,
             keeps=settings.prefix_cache,
             shares=settings.share_prefixes,
-            can_cut=model.can_cut,
+            cuts=model.cuts,
         )
 
         def service_of(route: Route) -> RouteService:

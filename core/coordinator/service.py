@@ -16,6 +16,7 @@ from core.coordinator.telemetry import Telemetry
 from core.coordinator.waiting_queue import WaitingQueue
 from core.errors import RouteError
 from core.runtime.compute import ComputeThread
+from core.runtime.cuts import Cuts
 
 NEARLY_DONE = 32
 """Tokens: a session that can decode no more than this is finished where it is."""
@@ -31,7 +32,7 @@ class Parting(RouteError):
 
 @dataclass(frozen=True, slots=True)
 class ServiceParts:
-    """What the services of all routes of one model share. `keeps`, `shares` and `can_cut` as in Admission."""
+    """What the services of all routes of one model share. `keeps`, `shares` and `cuts` as in Admission."""
 
     head: Head
     compute: ComputeThread
@@ -40,7 +41,7 @@ class ServiceParts:
     max_sessions: int
     keeps: bool
     shares: bool
-    can_cut: Callable[[int, int], bool]
+    cuts: Cuts
 
 
 class RouteService:
@@ -58,7 +59,7 @@ class RouteService:
             max_sessions=shared.max_sessions,
             keeps=shared.keeps,
             shares=shared.shares,
-            can_cut=shared.can_cut,
+            cuts=shared.cuts,
         )
         self.scheduler = Scheduler(route, shared.head, shared.compute, self.admission, shared.telemetry, on_idle)
         self._telemetry = shared.telemetry

@@ -13,6 +13,7 @@ from core.coordinator.route import Route
 from core.coordinator.session import Session
 from core.coordinator.waiting_queue import WaitingQueue
 from core.errors import RequestError
+from core.runtime.cuts import Cuts
 
 BUDGET = 2560
 HALF = 1280
@@ -49,7 +50,7 @@ def admission_to(queue: WaitingQueue, counted: Counted) -> Admission:
         counted.leave,
         max_sessions=8,
         keeps=False,
-        can_cut=lambda held, length: True,
+        cuts=Cuts(),
     )
 
 

@@ -31,6 +31,7 @@ from core.interfaces.planner import Plan
 from core.protocol.codec import Packet
 from core.protocol.fields import Segment, Tensor
 from core.protocol.messages import HiddenState, RunPrefill
+from core.runtime.cuts import Cuts
 from core.runtime.model import Precision
 from core.runtime.stage import Stage
 from core.testing.cluster_in_memory import RunningText, memory_cluster
@@ -170,7 +171,7 @@ def test_who_waits_for_more_room_gets_it_also_on_a_route_that_is_closed(monkeypa
         lambda: None,
         max_sessions=4,
         keeps=False,
-        can_cut=lambda held, length: True,
+        cuts=Cuts(),
     )
     first, second = (_unbounded(number) for number in (1, 2))
     for session in (first, second):
