@@ -10,8 +10,10 @@ import itertools
 import multiprocessing
 import sys
 import tempfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 SECONDS = 120
 PROMPT, STEPS, BACK = 24, 8, 5
@@ -21,11 +23,29 @@ TOLERANCE = 2e-3
 WORKS, FORWARD_ONLY = "works", "works, but can't go back"
 
 
+class Result(NamedTuple):
+    """`shares`: sessions that decode share a pass. `planned`: bytes planned for sessions' caches, by those held."""
+
+    outcome: str
+    shares: bool = False
+    planned: float = 0.0
+
+    @property
+    def works(self) -> bool:
+        return self.outcome in (WORKS, FORWARD_ONLY)
+
+    def __str__(self) -> str:
+        if not self.works:
+            return self.outcome
+        together = "together" if self.shares else "one after another"
+        return f"{self.outcome}; sessions {together}; planned / held {self.planned:.3f}"
+
+
 def main() -> None:
     from core.testing.families import families
 
     wanted = sys.argv[1:] or families()
-    results: dict[str, str] = {}
+    results: dict[str, Result] = {}
     with ThreadPoolExecutor(4) as pool:
         for kind, result in zip(wanted, pool.map(in_a_process, wanted), strict=True):
             results[kind] = result
@@ -36,7 +56,7 @@ def main() -> None:
         page.write_text(table(results), encoding="utf-8")
 
 
-def in_a_process(kind: str) -> str:
+def in_a_process(kind: str) -> Result:
     """A fork, so that torch and transformers are imported once, and nothing that a family does outlives it."""
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
@@ -44,15 +64,15 @@ def in_a_process(kind: str) -> str:
     process.start()
     sender.close()
     try:
-        return receiver.recv() if receiver.poll(SECONDS) else f"untested: no result within {SECONDS} s"
+        return receiver.recv() if receiver.poll(SECONDS) else Result(f"untested: no result within {SECONDS} s")
     except EOFError:
-        return "untested: the process died"
+        return Result("untested: the process died")
     finally:
         process.kill()
         process.join()
 
 
-def survey(kind: str) -> str:
+def survey(kind: str) -> Result:
     import torch
 
     from core.testing.families import tiny_family
@@ -63,11 +83,11 @@ def survey(kind: str) -> str:
             path = tiny_family(Path(directory), kind)
             expected, tokens = oracle(path)
         except Exception as error:
-            return f"untested: no tiny model ({one_line(error)})"
+            return Result(f"untested: no tiny model ({one_line(error)})")
         try:
             return compare(path, tokens, expected)
         except Exception as error:
-            return one_line(error)
+            return Result(one_line(error))
 
 
 def oracle(path: Path):  # type: ignore[no-untyped-def]
@@ -83,7 +103,7 @@ def oracle(path: Path):  # type: ignore[no-untyped-def]
     return logits, tokens
 
 
-def compare(path: Path, tokens: list[int], expected) -> str:  # type: ignore[no-untyped-def]
+def compare(path: Path, tokens: list[int], expected) -> Result:  # type: ignore[no-untyped-def]
     from core import DType, Source
     from core.errors import StageError
     from core.plugins import PluginHost
@@ -101,16 +121,18 @@ def compare(path: Path, tokens: list[int], expected) -> str:  # type: ignore[no-
             run = Pipeline(model, precision, cuts)
             off = difference(run(tokens[:PROMPT], 0), expected[:PROMPT])
             if not off < bound:
-                return f"wrong logits at {cuts}: off by {off:.2g} in prefill"
+                return Result(f"wrong logits at {cuts}: off by {off:.2g} in prefill")
             for i in range(PROMPT, PROMPT + STEPS):
                 if not difference(run([tokens[i]], i), expected[i : i + 1]) < bound:
-                    return f"wrong logits at {cuts}: decode step {i - PROMPT}"
+                    return Result(f"wrong logits at {cuts}: decode step {i - PROMPT}")
             chunks = [run(tokens[a : a + 10], a, session=2) for a in range(0, len(tokens), 10)]
             import torch
 
             off = difference(torch.cat(chunks), expected)
             if not off < bound:
-                return f"wrong logits at {cuts}: off by {off:.2g} in chunked prefill"
+                return Result(f"wrong logits at {cuts}: off by {off:.2g} in chunked prefill")
+            if (off := run.together(tokens, expected)) >= bound:
+                return Result(f"wrong logits at {cuts}: off by {off:.2g} where sessions decode together")
             back = len(tokens) - BACK
             try:
                 again = run(tokens[back : back + 3], back)
@@ -120,8 +142,9 @@ def compare(path: Path, tokens: list[int], expected) -> str:  # type: ignore[no-
                 goes_back = False
                 continue
             if not difference(again, expected[back : back + 3]) < bound:
-                return f"wrong logits at {cuts} after going back"
-    return WORKS if goes_back else FORWARD_ONLY
+                return Result(f"wrong logits at {cuts} after going back")
+        stack = run.stages[0].stack
+        return Result(WORKS if goes_back else FORWARD_ONLY, bool(getattr(stack, "_shares", True)), run.planned())
 
 
 def difference(found, expected) -> float:  # type: ignore[no-untyped-def]
@@ -134,41 +157,69 @@ class Pipeline:
 
         cpu = torch.device("cpu")
         ranges = [range(a, b) for a, b in itertools.pairwise(cuts)]
+        self.model, self.precision = model, precision
         self.stages = [model.load_stage(layers, precision, cpu)[0] for layers in ranges]
         self.outer = model.load_embed_and_head(precision, cpu)
 
     def __call__(self, tokens: list[int], position: int, session: int = 1):  # type: ignore[no-untyped-def]
-        import torch
-
         from core.protocol.fields import Segment
 
-        segment = Segment(session=session, position=position, rows=len(tokens), outputs=len(tokens))
+        return self.run(tokens, [Segment(session=session, position=position, rows=len(tokens), outputs=len(tokens))])
+
+    def run(self, tokens: list[int], segments):  # type: ignore[no-untyped-def]
+        import torch
+
         with torch.inference_mode():
             hidden = self.outer.embed(torch.tensor(tokens))
         for stage in self.stages:
-            hidden = stage.run(hidden, [segment], outputs_only=False)
+            hidden = stage.run(hidden, segments, outputs_only=False)
         with torch.inference_mode():
             return self.outer.logits(hidden)
+
+    def together(self, tokens: list[int], expected) -> float:  # type: ignore[no-untyped-def]
+        """How far off the logits are of three sessions that decode together."""
+        from core.protocol.fields import Segment
+
+        lengths = [PROMPT, 3, 11]
+        for number, length in enumerate(lengths):
+            self(tokens[:length], 0, session=10 + number)
+        off = 0.0
+        for step in range(STEPS):
+            places = [length + step for length in lengths]
+            segments = [Segment(10 + number, place, 1, 1) for number, place in enumerate(places)]
+            off = max(off, difference(self.run([tokens[place] for place in places], segments), expected[places]))
+        return off
+
+    def planned(self) -> float:
+        """What is planned for the caches of all sessions that there were, by what is held."""
+        from core.runtime.layer_cache import capacity
+
+        rooms = Counter(map(capacity, (PROMPT + STEPS, PROMPT + STEPS, PROMPT + STEPS, 3 + STEPS, 11 + STEPS)))
+        planned = self.model.session_cost(range(self.model.spec.layers), self.precision).of(rooms)
+        return planned / sum(stage.caches.nbytes for stage in self.stages)
 
 
 def one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:220]
 
 
-def table(results: dict[str, str]) -> str:
+def table(results: dict[str, Result]) -> str:
     import transformers
 
-    works = [kind for kind, result in results.items() if result == WORKS]
-    forward = [kind for kind, result in results.items() if result == FORWARD_ONLY]
-    failing = {kind: result for kind, result in sorted(results.items()) if kind not in {*works, *forward}}
-    rows = "\n".join(f"| {kind} | {result.replace('|', '/')} |" for kind, result in failing.items())
+    works = sorted(kind for kind, result in results.items() if result.works)
+    failing = {kind: result for kind, result in sorted(results.items()) if not result.works}
+    rows = "\n".join(f"| {kind} | {result.outcome.replace('|', '/')} |" for kind, result in failing.items())
     return PAGE.format(
         version=transformers.__version__,
-        count=len(works) + len(forward),
-        works=", ".join(sorted(works)),
-        forward=", ".join(sorted(forward)),
+        count=len(works),
+        works="\n".join(_row(kind, results[kind]) for kind in works),
         rows=rows,
     )
+
+
+def _row(kind: str, result: Result) -> str:
+    back, shared = (("yes" if said else "no") for said in (result.outcome == WORKS, result.shares))
+    return f"| {kind} | {shared} | {back} | {result.planned:.3f} |"
 
 
 PAGE = """# Model families
@@ -198,20 +249,28 @@ the experts that it chose alone. Going back is possible, `--compile` is not.
 | glm4_moe | half of each head rotated | keys and values | corrected sigmoids, a shared one |
 | deepseek_v2 | over latents | `kv_lora_rank + qk_rope_head_dim` values | softmax, in groups or not; shared ones |
 | deepseek_v3 | over latents | `kv_lora_rank + qk_rope_head_dim` values | corrected sigmoids in groups; shared ones |
+| qwen3_next | gated, in every fourth layer; else a gated delta rule | keys and values | as qwen2_moe |
+| qwen3_5_moe_text | as qwen3_next | keys and values | as qwen2_moe |
+
+Likewise qwen3_5_text, which has MLPs in the place of experts. Layers of the delta rule keep a matrix per head for each
+session, and can't forget a token. So a snapshot is kept of what they held behind the last of a prompt's chunks that
+ended at a multiple of 64 tokens: a chat goes on from there, and going back means to there, or to the start. What such
+layers keep is planned twice for each session.
 
 Experts may be one tensor each, as they are published, or all in one, as transformers 5 holds them. `kv_b_proj` of
 latent attention multiplies from both sides, so it stays in `--dtype`; so do routers, in fp32. Layers that predict
 further tokens (`num_nextn_predict_layers`) are not loaded.
 
-## All of it
+## All of them, by transformers' code
 
+"Together" says that sessions that decode share one pass: before the first is shared, two made-up sessions show that
+each gets from it what it gets alone. Prompts' chunks are computed one after another. Going back is what a rejected
+draft and a prompt that begins like another need: where it can't be had, both are done without. "Planned" is what is
+planned for sessions' caches, by what they hold.
+
+| model type | together | goes back | planned |
+|---|---|---|---|
 {works}
-
-## All but going back
-
-Layers that sum up what they have seen can't forget a token. Generating does not need it; what does gets an error.
-
-{forward}
 
 ## Not
 
@@ -231,8 +290,7 @@ comes with a checkpoint is never run.
 - `--quant` packs linear layers, experts, the embedding and the head. What a family keeps in tensors of another shape
   (the convolutions of GPT-2) stays in `--dtype`, and so do the experts of llama4 and jetmoe, which only the family's
   own code computes.
-- The cache of a layer with a window keeps what slid out of it, so that going back is possible.
-- Sessions in one batch are computed one after another.
+- Layers that sum up what they have seen have no snapshots, so they go back only to the start.
 """
 
 

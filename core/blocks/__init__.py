@@ -23,7 +23,7 @@ from core.blocks.mlp import GatedMLP, gelu_tanh
 from core.blocks.moe import MixtureOfExperts
 from core.blocks.norm import RMSNorm, UnitOffsetRMSNorm
 from core.blocks.rope import RotaryEmbedding, Rotation, rope_parameters
-from core.blocks.shape import DecoderShape, Latent
+from core.blocks.shape import DecoderShape, Delta, Latent
 from core.runtime.device import fast_dtype
 from core.runtime.kernel_choice import TOLERANCE, Kernel, Kernels, Product, choose_kernels, normal, timed
 from core.runtime.stored_weights import dequantise, in_pairs, nibbles, numbers, spread
@@ -38,6 +38,7 @@ __all__ = [
     "DecoderShape",
     "DecoderSpec",
     "DecoderStack",
+    "Delta",
     "GatedMLP",
     "Kernel",
     "Kernels",

@@ -31,7 +31,8 @@ class Attention:
     @staticmethod
     def tensors(shape: DecoderShape, layer: int) -> tuple[TensorSpec, ...]:
         prefix, hidden, bias = _prefix(layer), shape.hidden_size, shape.qkv_bias
-        q_rows, kv_rows = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        width, kv_rows = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        q_rows = 2 * width if shape.gated_attention else width
         rows = {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows}
         if shape.fused_tensors:
             rows = {"qkv_proj": q_rows + 2 * kv_rows}
@@ -40,7 +41,7 @@ class Attention:
         return (
             *(spec for name in rows for spec in linear_tensors(f"{prefix}.{name}", rows[name], hidden, bias)),
             *(TensorSpec(f"{prefix}.{name}.weight", (shape.head_dim,)) for name in norms),
-            *linear_tensors(f"{prefix}.o_proj", hidden, q_rows, shape.output_bias),
+            *linear_tensors(f"{prefix}.o_proj", hidden, width, shape.output_bias),
             *sinks,
         )
 
@@ -57,6 +58,22 @@ class Attention:
             self.layer, q, k, v, scale=self.scale, window=self.window, softcap=self.softcap, sinks=self.sinks
         )
         return attended.flatten(1)
+
+
+class GatedAttention(Attention):
+    """Attention whose heads each have a gate for their result, made by the same product as the queries."""
+
+    def project(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """The gates are behind the queries: q [rows, heads, 2 * head_dim]."""
+        heads = self.qkv(x).view(len(x), -1, self.head_dim)
+        gated, k, v = torch.split_with_sizes(heads, (2 * self.heads, self.kv_heads, self.kv_heads), dim=1)
+        qk = torch.cat((gated[:, ::2], k), dim=1)
+        qk = rotation(qk if self.qk_norm is None else self.qk_norm(qk))
+        return torch.cat((qk[:, : self.heads], gated[:, 1::2]), dim=-1), qk[:, self.heads :], v
+
+    def attend(self, batch: Batch, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        queries, gates = q.chunk(2, dim=-1)
+        return super().attend(batch, queries, k, v) * gates.sigmoid().flatten(1)
 
 
 def _qk_norm(shape: DecoderShape, layer: int, weights: Weights) -> RMSNorm:

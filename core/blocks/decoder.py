@@ -9,9 +9,10 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
-from core.blocks.attention import Attention
+from core.blocks.attention import Attention, GatedAttention
 from core.blocks.config import completed, size
 from core.blocks.embed_and_head import DecoderEmbedAndHead
+from core.blocks.gated_delta import GatedDelta
 from core.blocks.latent_attention import LatentAttention
 from core.blocks.mlp import GatedMLP
 from core.blocks.moe import MixtureOfExperts
@@ -81,6 +82,8 @@ class DecoderArchitecture(Architecture):
             kv_width=shape.kv_width,
             tied_head=bool(config.get("tie_word_embeddings", self.tied_by_default)),
             config=config,
+            can_truncate=shape.delta is None,
+            snapshots=shape.delta is not None,
         )
 
     def layer_tensors(self, spec: ModelSpec, layer: int) -> tuple[TensorSpec, ...]:
@@ -89,7 +92,8 @@ class DecoderArchitecture(Architecture):
 
     def layer_cache(self, spec: ModelSpec, layer: int) -> CacheSize:
         shape = self._shape_of(spec)
-        return CacheSize(shape.kv_width, window=shape.window(layer))
+        delta = shape.delta_of(layer)
+        return CacheSize(shape.kv_width, window=shape.window(layer)) if delta is None else GatedDelta.cache(delta)
 
     def non_layer_tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         table = (spec.vocab_size, spec.hidden_size)
@@ -105,7 +109,8 @@ class DecoderArchitecture(Architecture):
         full, sliding = self.rotaries(spec.config, shape.head_dim)
         kind = self.layer_class(shape)
         built = [kind(shape, layer, weights) for layer in layers]
-        stack = PiecewiseDecoderStack if shape.mixture is None else DecoderStack
+        alike = shape.mixture is None and shape.delta is None
+        stack = PiecewiseDecoderStack if alike else DecoderStack
         return stack(built, [full if shape.window(layer) is None else sliding for layer in layers])
 
     def build_embed_and_head(self, spec: ModelSpec, weights: Weights) -> EmbedAndHead:
@@ -195,13 +200,19 @@ class PiecewiseDecoderStack(DecoderStack):
         return self.rotations(positions)
 
 
-def _attention(shape: DecoderShape, layer: int, weights: Weights) -> Attention | LatentAttention:
+def _attention(shape: DecoderShape, layer: int, weights: Weights) -> Attention | LatentAttention | GatedDelta:
+    delta = shape.delta_of(layer)
+    if delta is not None:
+        return GatedDelta(shape, delta, layer, weights)
     if shape.latent is not None:
         return LatentAttention(shape, shape.latent, layer, weights)
-    return Attention(shape, layer, weights)
+    return (GatedAttention if shape.gated_attention else Attention)(shape, layer, weights)
 
 
 def _attention_tensors(shape: DecoderShape, layer: int) -> tuple[TensorSpec, ...]:
+    delta = shape.delta_of(layer)
+    if delta is not None:
+        return GatedDelta.tensors(shape, delta, layer)
     if shape.latent is not None:
         return LatentAttention.tensors(shape, shape.latent, layer)
     return Attention.tensors(shape, layer)

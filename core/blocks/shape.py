@@ -44,6 +44,37 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class Delta:
+    """The sizes of linear attention by the gated delta rule, in values, and its layers."""
+
+    layers: frozenset[int]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    """How many rows the convolution sees, its own included."""
+    grouped: bool = False
+    """The first products' outputs lie together for each key head."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for sizes that no model has."""
+        for name in ("key_heads", "value_heads", "key_dim", "value_dim", "kernel"):
+            checked_size(name, getattr(self, name))
+        if self.value_heads % self.key_heads:
+            raise ConfigError(f"{self.key_heads} key heads can't serve {self.value_heads} value heads")
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def mixed(self) -> int:
+        """Queries, keys and values, as they are convolved."""
+        return 2 * self.key_heads * self.key_dim + self.values
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderShape:
     """How one family's config reads: sizes in values, not bytes."""
 
@@ -75,6 +106,10 @@ class DecoderShape:
     embedding_scale: float | None = None
     latent: Latent | None = None
     """Attention is over latents; `head_dim` is what is rotated of a head."""
+    gated_attention: bool = False
+    """Each head's queries come with a gate for its result."""
+    delta: Delta | None = None
+    """What is in the place of attention in some layers."""
     mixture: Mixture | None = None
     """What is in the place of MLPs, but in the mixture's dense layers."""
 
@@ -108,6 +143,9 @@ class DecoderShape:
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
+
+    def delta_of(self, layer: int) -> Delta | None:
+        return self.delta if self.delta is not None and layer in self.delta.layers else None
 
     def mixture_of(self, layer: int) -> Mixture | None:
         dense = self.mixture is None or layer in self.mixture.dense_layers

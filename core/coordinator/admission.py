@@ -14,6 +14,7 @@ from core.coordinator.session import Place, Session
 from core.coordinator.waiting_queue import WaitingQueue
 from core.errors import CoreError, RequestError, RouteError
 from core.protocol.messages import ClearCache, CopyCache
+from core.runtime.cuts import Cuts
 from core.runtime.layer_cache import capacity, longest_within
 
 STARVED_SECONDS = 120.0
@@ -40,12 +41,12 @@ class Admission:
         answer_tokens: int,
         keeps: bool,
         shares: bool = False,
-        can_cut: Callable[[int, int], bool],
+        cuts: Cuts,
     ) -> None:
         """`answer_tokens` are reserved at a time for an answer whose length nobody has bounded.
 
         `keeps`: ended sessions' caches stay for prompts that begin alike, of the same client unless it `shares` them
-        among all. `can_cut` as of core.runtime.model.Model.
+        among all. `cuts` says how far back they can be cut.
         """
         self.running: dict[int, Session] = {}
         self.budget = KVBudget(route, keeps=keeps)
@@ -59,7 +60,7 @@ class Admission:
         self._max_sessions = max_sessions
         self._answer_tokens = answer_tokens
         self._shares = shares
-        self._can_cut = can_cut
+        self.cuts = cuts
         self._starved: list[Session] = []
         self._commands: list[ClearCache | CopyCache] = []
 
@@ -90,7 +91,7 @@ class Admission:
         if place is not None:
             kept = [] if session.failure else session.tokens[: place.cached]
             room = capacity(max(place.most_cached, len(kept)))
-            self._clear(self.budget.keep(place.cache, kept, room, self._owner(session)))
+            self._clear(self.budget.keep(place.cache, kept, room, self._owner(session), place.snapshot))
             session.vacate()
         self._left()
 
@@ -178,7 +179,7 @@ class Admission:
                 self.budget.touch(kept)
                 self._clear(gone)
                 self._commands.append(CopyCache(self._hop, kept.cache, session.number, common))
-                return Place(self._epoch, session.number, wanted, cached=common)
+                return Place(self._epoch, session.number, wanted, cached=common, snapshot=kept.snapshot)
         wanted = max(wanted, kept.room if kept else 0)
         gone = self.budget.reserve(wanted, taken=kept)
         if gone is None:
@@ -186,13 +187,13 @@ class Admission:
         self._clear(gone)
         if kept is None:
             return Place(self._epoch, session.number, wanted)
-        return Place(self._epoch, kept.cache, wanted, cached=common, most_cached=kept.room)
+        return Place(self._epoch, kept.cache, wanted, cached=common, most_cached=kept.room, snapshot=kept.snapshot)
 
     def _longest_prefix(self, session: Session) -> tuple[Kept | None, int]:
         """The caches to begin with, and how many of their tokens: the last token of a prompt is always run."""
         if session.wants_prompt_logprobs:
             return None, 0
-        return self.budget.longest_prefix(session.tokens[:-1], self._owner(session), self._can_cut)
+        return self.budget.longest_prefix(session.tokens[:-1], self._owner(session), self.cuts)
 
     def _owner(self, session: Session) -> str:
         return "" if self._shares else session.client

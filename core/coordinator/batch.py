@@ -11,6 +11,7 @@ from core.errors import CoreError
 from core.interfaces.engine import FinishReason, TokenLogprob
 from core.protocol.fields import Segment, Tensor
 from core.protocol.messages import Run, RunDecode, RunPrefill
+from core.runtime.cuts import Cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,11 @@ class Entry:
         return self.start + len(self.tokens) - self.drafts
 
 
-def prefill_entry(session: Session, place: Place, rows: int) -> Entry:
-    """The next `rows` of what is not cached, or fewer if there are no more."""
-    start = place.cached
-    tokens = session.tokens[start : start + rows]
-    is_last = start + len(tokens) == len(session.tokens)
+def prefill_entry(session: Session, place: Place, rows: int, cuts: Cuts) -> Entry:
+    """The next `rows` of what is not cached, or fewer if there are no more, or `cuts` want a chunk to end before."""
+    start, length = place.cached, len(session.tokens)
+    tokens = session.tokens[start : cuts.chunk_end(start, min(start + rows, length), length)]
+    is_last = start + len(tokens) == length
     outputs = len(tokens) if session.wants_prompt_logprobs else int(is_last)
     return Entry(session, place, start, tokens, 0, outputs, is_last, decodes=False)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from core.runtime.cuts import ANYWHERE, Cuts
 from core.runtime.layer_cache import longest_within
 
 MIN_KEPT_TOKENS = 16
@@ -27,6 +28,8 @@ class Kept:
     tokens: torch.Tensor
     head: tuple[int, ...]
     room: int
+    snapshot: int = 0
+    """Behind so many of the tokens the last snapshot was taken."""
 
 
 class CacheMemory(Protocol):
@@ -106,20 +109,18 @@ class KVBudget:
         """Of what was reserved for a session."""
         self._reserved -= Counter([tokens])
 
-    def keep(self, cache: int, tokens: Sequence[int], room: int, client: str = "") -> list[int]:
+    def keep(self, cache: int, tokens: Sequence[int], room: int, client: str = "", snapshot: int = 0) -> list[int]:
         """Keeps an ended session's caches, whose reservation was released: the caches that are to be freed."""
         if not self._keeps or len(tokens) < MIN_KEPT_TOKENS:
             return [cache]
-        self._kept.append(Kept(client, cache, torch.tensor(tokens), tuple(tokens[:MIN_KEPT_TOKENS]), room))
+        self._kept.append(Kept(client, cache, torch.tensor(tokens), tuple(tokens[:MIN_KEPT_TOKENS]), room, snapshot))
         gone = self._kept[: max(0, len(self._kept) - MAX_KEPT)]
         del self._kept[: len(gone)]
         return [kept.cache for kept in gone]
 
-    def longest_prefix(
-        self, tokens: Sequence[int], client: str = "", can_cut: Callable[[int, int], bool] = lambda held, length: True
-    ) -> tuple[Kept | None, int]:
-        """Of the caches that are kept for `client`, those with the longest beginning in common with `tokens`, and how
-        long that is. `can_cut` tells whether caches of so many tokens can be cut back to so many."""
+    def longest_prefix(self, tokens: Sequence[int], client: str = "", cuts: Cuts = ANYWHERE) -> tuple[Kept | None, int]:
+        """Of the caches that are kept for `client`, those with the longest beginning in common with `tokens` that they
+        can be cut back to, and how long that is."""
         head = tuple(tokens[:MIN_KEPT_TOKENS])
         candidates = [kept for kept in self._kept if kept.client == client and kept.head == head]
         if not candidates:
@@ -127,8 +128,8 @@ class KVBudget:
         wanted = torch.tensor(tokens)
         best, length = None, 0
         for kept in candidates:
-            common = common_prefix(kept.tokens, wanted)
-            if common >= length and can_cut(len(kept.tokens), common):
+            common = cuts.longest(len(kept.tokens), common_prefix(kept.tokens, wanted), kept.snapshot)
+            if common >= max(length, MIN_KEPT_TOKENS):
                 best, length = kept, common
         return best, length
 

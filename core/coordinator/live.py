@@ -91,7 +91,7 @@ class Live:
         )
         self.telemetry.times.begin(loaded.head_seconds)
         router = Router(settings.recovery_time, self.telemetry)
-        parts = ServiceParts(loaded.head, compute, self.telemetry, router.queue, settings, model.can_cut)
+        parts = ServiceParts(loaded.head, compute, self.telemetry, router.queue, settings, model.cuts)
 
         def service_of(route: Route) -> RouteService:
             self.telemetry.route_began(route)

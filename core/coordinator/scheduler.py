@@ -150,7 +150,7 @@ class Scheduler:
         while rows > 0 and (session := self._next(self._prefilling, entries)):
             if self._admission.has_room(session):
                 assert session.place is not None
-                entries.append(prefill_entry(session, session.place, rows))
+                entries.append(prefill_entry(session, session.place, rows, self._admission.cuts))
                 rows -= len(entries[-1].tokens)
         for entry in entries:
             entry.place.busy = True
@@ -189,10 +189,14 @@ class Scheduler:
         place = session.place
         return place if place is not None and place.epoch == self._route.epoch else None
 
-    @staticmethod
-    def _account(entries: Sequence[Entry]) -> None:
+    def _account(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
-            entry.place.most_cached = max(entry.place.most_cached, entry.start + len(entry.tokens))
+            place, end = entry.place, entry.start + len(entry.tokens)
+            place.most_cached = max(place.most_cached, end)
+            if self._admission.cuts.is_snapshot(len(entry.tokens), end):
+                place.snapshot = end
+            elif entry.start == 0:
+                place.snapshot = 0
 
     def _submitted(self, batch: Batch) -> None:
         """A prompt's next chunk need not wait for this one's answer."""

@@ -18,6 +18,7 @@ from core.coordinator.telemetry import Telemetry
 from core.coordinator.waiting_queue import WaitingQueue
 from core.errors import RouteError
 from core.runtime.compute import ComputeThread
+from core.runtime.cuts import Cuts
 
 NEARLY_DONE = 32
 """Tokens: a session that can decode no more than this is finished where it is."""
@@ -33,14 +34,14 @@ class Parting(RouteError):
 
 @dataclass(frozen=True, slots=True)
 class ServiceParts:
-    """What the services of all routes of one model share. `can_cut` as in Admission."""
+    """What the services of all routes of one model share. `cuts` as in Admission."""
 
     head: Head
     compute: ComputeThread
     telemetry: Telemetry
     queue: WaitingQueue
     settings: CoordinatorSettings
-    can_cut: Callable[[int, int], bool]
+    cuts: Cuts
 
 
 class RouteService:
@@ -60,7 +61,7 @@ class RouteService:
             answer_tokens=settings.answer_tokens,
             keeps=settings.prefix_cache,
             shares=settings.share_prefixes,
-            can_cut=shared.can_cut,
+            cuts=shared.cuts,
         )
         sizing = ChunkSizing(settings.min_chunk, settings.max_chunk)
         self.scheduler = Scheduler(

@@ -57,6 +57,8 @@ class Place:
     cached: int = 0
     most_cached: int = 0
     """Drafts included that did not come true: the caches have memory for so many tokens."""
+    snapshot: int = 0
+    """Behind so many tokens the last snapshot was taken, of layers that can't forget a token."""
     in_flight: int = 0
     busy: bool = False
     """Whether a batch that is composed or in flight decides what the session does next."""

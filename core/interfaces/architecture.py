@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SNAPSHOT_TOKENS = 64
+"""See `ModelSpec.snapshots`."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -24,7 +27,9 @@ class ModelSpec:
     `kv_width` is the number of values that one token leaves in one layer's KV cache (keys and values together), unless
     `Architecture.layer_cache` says otherwise.
     `config` is the checkpoint's own config, in the words of a Hugging Face config.json. `can_truncate` says that
-    what is cached for a session can be cut back to any earlier position; recurrent families can't.
+    what is cached for a session can be cut back to any earlier position; recurrent families can't. If it `snapshots`,
+    such a family keeps what is behind a prompt's chunk that ends at a multiple of SNAPSHOT_TOKENS: the last of those
+    that a session has had is where it can be cut back to.
     """
 
     architecture: str
@@ -36,6 +41,7 @@ class ModelSpec:
     tied_head: bool
     config: Mapping[str, Any]
     can_truncate: bool = True
+    snapshots: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from core.interfaces.checkpoint import Checkpoint, Progress, Source, TensorInfo
 from core.interfaces.dtypes import DType
 from core.interfaces.quantizer import Quantizer
 from core.plugins import PluginHost
+from core.runtime.cuts import Cuts
 from core.runtime.device import refuse_dtype, torch_dtype
 from core.runtime.held_layers import Parts
-from core.runtime.layer_cache import can_cut
 from core.runtime.memory import large_blocks_returned
 from core.runtime.sampling_params import advised
 from core.runtime.session_cost import SessionCost
@@ -125,11 +125,10 @@ class Model:
         """What a session's caches of `layers` take."""
         return SessionCost(self.layer_caches[layers.start : layers.stop], precision.compute)
 
-    def can_cut(self, held: int, length: int) -> bool:
-        """Whether what a session of `held` tokens keeps can be cut back to the first `length` of them."""
-        if held == length or not self.spec.can_truncate:
-            return held == length
-        return all(can_cut(held, length, window) for window in {size.window for size in self.layer_caches})
+    @property
+    def cuts(self) -> Cuts:
+        windows = frozenset(size.window for size in self.layer_caches)
+        return Cuts(self.spec.can_truncate, self.spec.snapshots, windows)
 
     def embed_and_head_bytes(self, precision: Precision) -> int:
         """What embedding, norm and head hold on the coordinator."""

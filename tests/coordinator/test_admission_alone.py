@@ -13,6 +13,7 @@ from core.coordinator.route import Route
 from core.coordinator.session import Session
 from core.coordinator.waiting_queue import WaitingQueue
 from core.errors import RequestError
+from core.runtime.cuts import Cuts
 
 BUDGET = 2560
 HALF = 1280
@@ -42,7 +43,7 @@ def admission_to(queue: WaitingQueue, counted: Counted) -> Admission:
         epoch=1,
         hops=[SimpleNamespace(number=1)],
     )
-    options = {"max_sessions": 8, "answer_tokens": 1024, "keeps": False, "can_cut": lambda held, length: True}
+    options = {"max_sessions": 8, "answer_tokens": 1024, "keeps": False, "cuts": Cuts()}
     return Admission(cast(Route, route), queue, counted.begin, counted.leave, **options)
 
 

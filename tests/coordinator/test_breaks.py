@@ -32,6 +32,7 @@ from core.interfaces.planner import Plan
 from core.protocol.codec import Packet
 from core.protocol.fields import Segment, Tensor
 from core.protocol.messages import HiddenState, RunPrefill
+from core.runtime.cuts import Cuts
 from core.runtime.model import Precision
 from core.runtime.stage import Stage
 from core.testing.cluster_in_memory import RunningText, memory_cluster
@@ -163,7 +164,7 @@ def test_who_waits_for_more_room_gets_it_also_on_a_route_that_is_closed() -> Non
         failure=None,
     )
     queue, begun = WaitingQueue(), []
-    options = {"max_sessions": 4, "answer_tokens": 40, "keeps": False, "can_cut": lambda held, length: True}
+    options = {"max_sessions": 4, "answer_tokens": 40, "keeps": False, "cuts": Cuts()}
     admission = Admission(cast(Route, route), queue, begun.append, lambda: None, **options)
     first, second = (_unbounded(number) for number in (1, 2))
     for session in (first, second):
