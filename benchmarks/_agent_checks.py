@@ -59,6 +59,33 @@ def codex(setting: Setting) -> str:
     return right(str([item["text"] for item in items if item.get("type") == "agent_message"][-1]))
 
 
+def claude_code(setting: Setting) -> str:
+    """By Anthropic's API, which begins above OpenAI's `/v1`."""
+    with home(setting) as (folder, environment):
+        model = setting.cluster.model
+        own = {
+            "ANTHROPIC_BASE_URL": setting.cluster.api.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": KEY,
+            "ANTHROPIC_MODEL": model,
+            "ANTHROPIC_SMALL_FAST_MODEL": model,
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(ANSWER_TOKENS),
+            "IS_SANDBOX": "1",
+        }
+        mode = ("--bare", "--tools", "Bash", "--dangerously-skip-permissions", "--system-prompt", BRIEF)
+        request = call_request("Bash", command="echo Paris", description="Says Paris")
+        told = output(
+            command(setting, "claude"),
+            *("-p", request, *mode, "--output-format", "stream-json", "--verbose"),
+            env={**environment, **own},
+            folder=folder,
+        )
+    events = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+    printed = [str(event["tool_use_result"]) for event in events if "tool_use_result" in event]
+    right("".join(printed))
+    return right(str(events[-1]["result"]))
+
+
 def cline(setting: Setting) -> str:
     with home(setting) as (folder, environment):
         program, model = (command(setting, "cline"), "--data-dir", str(folder / "data")), setting.cluster.model
@@ -232,6 +259,7 @@ def _program(package: str, run: Callable[[Setting], str]) -> Check:
 
 AGENTS = [
     _program("@openai/codex", codex),
+    _program("@anthropic-ai/claude-code", claude_code),
     _program("cline", cline),
     _program("@qwen-code/qwen-code", qwen_code),
     _program("@continuedev/cli", continue_cli),
