@@ -193,7 +193,7 @@ async def test_a_node_that_can_not_load_is_left_out_and_the_others_serve(
     broken = PluginHost.installed()
     broken.quantizers.add("fp16", NoKernels())
     with trio.fail_after(SECONDS + 2 * FAILED_SECONDS):
-        async with memory_cluster(model, "a", min_nodes=2) as cluster:
+        async with memory_cluster(model, "a", min_nodes=2, planner="balanced") as cluster:
             await cluster.start_node("bad", plugins=broken)
             status = await cluster.until(lambda status: status.nodes[1].state == "failed")
             assert "no kernel image" in status.nodes[1].detail

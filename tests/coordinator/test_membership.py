@@ -33,7 +33,7 @@ def register(settings: CoordinatorSettings) -> Register:
 async def test_a_machine_is_invited_joins_and_is_removed(
     settings: CoordinatorSettings, register: Register, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("core.trust.serving.reachable", lambda: ["192.168.1.2"])
+    monkeypatch.setattr("core.trust.serving.reachable", lambda listens_on: ["192.168.1.2"])
     counted: dict[str, int] = {}
     membership = HostsRegister(settings, lambda: counted)
     made = await membership.invite(3600, "anna")
@@ -51,7 +51,7 @@ async def test_a_machine_is_invited_joins_and_is_removed(
 async def test_askers_are_let_in_or_sent_away_and_invites_revoked(
     settings: CoordinatorSettings, register: Register, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("core.trust.serving.reachable", lambda: ["192.168.1.2"])
+    monkeypatch.setattr("core.trust.serving.reachable", lambda listens_on: ["192.168.1.2"])
     membership, until = HostsRegister(settings, dict), int(time.time()) + 600
     for number in (1, 2):
         register.ask(Asker(f"12345{number}", f"m{number}", f"{number:064x}", "192.168.1.9", until))
