@@ -42,7 +42,7 @@ from core.trust.state_dir import StateDir
 
 PORT = 7001
 GOAL = 0.2
-START_SECONDS = 300
+START_SECONDS = 180
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ async def main() -> None:
             for name in ROUTES:
                 answers = await cluster.ask(plans[name], asked.tokens, asked.answers)
                 measured[name].append(statistics.median(answers["seconds"]))
+                print(f"{name:<9} {1000 * measured[name][-1]:.1f} ms per token", flush=True)
     report(predicted, measured)
 
 
@@ -143,7 +144,7 @@ class Cluster:
 
     def _invite(self) -> None:
         self._invited = True
-        state = StateDir.open(self._folder / "host")
+        state = StateDir.open(self._folder / "host" / "state")
         for friend, host in zip(FRIENDS, self._others, strict=True):
             self._nursery.start_soon(self._join, friend, host, str(new_invite(state, 3600, friend.name)[1]))
 

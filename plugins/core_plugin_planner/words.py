@@ -7,7 +7,6 @@ from itertools import pairwise
 
 from core_plugin_planner.costs import NodeCosts
 
-
 WORDS = 0.75
 """In a token, of English."""
 
