@@ -135,7 +135,7 @@ class Explanation:
         rows = self.request.prompt_rows
         return (
             f"A question of {round(1000 * WORDS)} words is read in about {seconds((served - total) * 1000 / rows)}."
-            f" Machines are compared by a token with its prompt: for each token of an answer, {rows:g} of a question"
+            f" Machines are compared by a token with its prompt: for each token of an answer {rows:g} of a question"
             f" are read, and together that takes {milliseconds(served)}."
         )
 
@@ -168,8 +168,8 @@ class Explanation:
         if needed:
             each = "Each of them" if len(needed) == len(self.path) else named(needed)
             is_needed = "is needed" if len(needed) in (1, len(self.path)) else "are needed"
-            which = "it" if len(needed) == 1 else "any one of them"
-            yield f"{each} {is_needed}: without {which} the model does not fit."
+            lost = "it" if len(needed) == 1 else "any one of them"
+            yield f"{each} {is_needed}: without {lost} the model does not fit."
         if not self.for_throughput:
             yield from (f"{each[0].upper()}{each[1:]}." for each in saves)
             yield from (f"{each}." for each in costs)

@@ -71,15 +71,24 @@ def _solved(problem: Problem) -> Path | None:
 
 def _starts(problem: Problem) -> list[Order]:
     """A search among many nodes begins from few of them, from those that hold layers, and from what `balanced` has."""
-    nodes = problem.nodes
-    held = {index: sorted(node.held) for index, node in enumerate(nodes) if node.held}
-    holding = sorted(held, key=lambda index: (held[index][len(held[index]) // 2], index))[: problem.most]
+    nodes, holding = problem.nodes, _holding(problem)[: problem.most]
     balanced: list[int] = []
     with suppress(PlanError):
         chosen = [stage.node_id for stage in BalancedPlanner().plan(problem.request).stages]
         balanced = [index for node_id in chosen for index, node in enumerate(nodes) if node.node_id == node_id]
-    starts = [problem.pinned or (0,), tuple(holding), tuple(balanced)]
+    starts = [problem.pinned or (0,), holding, tuple(balanced)]
     return [start for start in starts if start and problem.required.issubset(start)]
+
+
+def _holding(problem: Problem) -> Order:
+    """Few nodes that have in memory what is there, those that hold most, in the order of their layers."""
+    held = {index: sorted(node.held) for index, node in enumerate(problem.nodes) if node.held}
+    covered, chosen = set[int](), []
+    for index in sorted(held, key=lambda index: (-len(held[index]), index)):
+        if not covered.issuperset(held[index]):
+            covered.update(held[index])
+            chosen.append(index)
+    return tuple(sorted(chosen, key=lambda index: (held[index][len(held[index]) // 2], index)))
 
 
 def _stages(problem: Problem, path: Path) -> tuple[StagePlan, ...]:

@@ -106,7 +106,9 @@ def _rearranged(objective: Objective, order: Order) -> Iterator[Found]:
 
     Unless there are few, only if the wires cost less then: what layers cost seldom depends on which nodes are between.
     """
-    wires, few, seen = _wires(objective, order), len(order) <= FEW, {order}
+    wires: list[list[int]] = objective.wires.tolist()
+    on_wires, few, seen = _on_wires(wires, order), len(order) <= FEW, {order}
+    heads, tails = objective.heads(order), objective.tails(order)
     for one, other in permutations(range(len(order)), 2):
         without = order[:one] + order[one + 1 :]
         nearby = [(*without[:other], order[one], *without[other:])]
@@ -114,9 +116,21 @@ def _rearranged(objective: Objective, order: Order) -> Iterator[Found]:
             nearby.append((*order[:one], *reversed(order[one : other + 1]), *order[other + 1 :]))
             nearby.append((*order[:one], order[other], *order[one + 1 : other], order[one], *order[other + 1 :]))
         for each in nearby:
-            if each not in seen and (few or _wires(objective, each) < wires):
-                yield _found(objective, each)
+            if each not in seen and (few or _on_wires(wires, each) < on_wires):
+                yield _rearranged_cost(objective, order, heads, tails, each), len(each), each
             seen.add(each)
+
+
+def _rearranged_cost(
+    objective: Objective, order: Order, heads: Sequence[Array], tails: Sequence[Array], other: Order
+) -> int:
+    """Of another order of the nodes of `order`: `heads` and `tails` know what both begin and end with."""
+    moved = [place for place, nodes in enumerate(zip(order, other, strict=True)) if len({*nodes}) > 1]
+    begin, end = moved[0], moved[-1] + 1
+    ends, head = (-1, *other, -1), heads[begin]
+    for place in range(begin, end):
+        head = objective.extended(head, ends[place], other[place])
+    return objective.closed(head, ends[end], ends[end + 1], tails[end]) + objective.shortage(len(order))
 
 
 def with_each(objective: Objective, order: Order) -> Array:
@@ -132,5 +146,5 @@ def with_each(objective: Objective, order: Order) -> Array:
     return best
 
 
-def _wires(objective: Objective, order: Order) -> int:
-    return int(objective.wires[(-1, *order), (*order, -1)].sum())
+def _on_wires(wires: Sequence[Sequence[int]], order: Order) -> int:
+    return sum(wires[one][other] for one, other in pairwise((-1, *order, -1)))

@@ -153,7 +153,10 @@ def test_more_context_takes_more_memory(model: Path) -> None:
         [line] = [line for line in run("plan", "--model", str(model), "--node", "1tb", *context) if "[0, 6)" in line]
         return float(line.split("  ")[2].split()[0])
 
-    assert size("--context", "64") < size()
+    assert size("--context", "64") == size("--max-context", "64") < size()
+    assert "is more than --max-context 32" in str(
+        refusal("plan", "--model", str(model), "--node", "1tb", "--context", "64", "--max-context", "32")
+    )
 
 
 def test_a_coordinator_that_is_too_small_is_told(model: Path) -> None:
@@ -161,6 +164,16 @@ def test_a_coordinator_that_is_too_small_is_told(model: Path) -> None:
     assert isinstance(error, PlanError)
     assert "the coordinator is too small" in str(error)
     run("plan", "--model", str(model), "--node", "8gb", "--coordinator", "8gb")
+    error = refusal("plan", "--model", str(model), "--node", "a=0.01mb", "--node", "b=8gb", "--coordinator", "a")
+    assert isinstance(error, PlanError)
+
+
+def test_the_coordinator_may_run_on_a_nodes_machine(model: Path) -> None:
+    """It takes what it needs from that one's memory, and its link is that one's."""
+    nodes = ("--node", "a=8gb,9ms", "--node", "b=8gb,9ms")
+    told = run("plan", "--model", str(model), *nodes, "--link", "a:b=40ms", "--coordinator", "b")
+    assert any(line.startswith("b  layers [0, 6)") for line in told)
+    assert any("a  no layers  spare: with it, a token would take 40 ms longer" in line for line in told)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from core.coordinator.drift import CHECK_SECONDS, HOLD_SECONDS
 from core.coordinator.improvement import REBALANCE_SECONDS
 from core.coordinator.token_times import MIN_STEPS
 from core.interfaces.engine import ClusterStatus, NodeStatus
+from core.interfaces.telemetry import Pace, PaceStatus
 from core.node import connection, report
 from core.node.state import Node
 from core.protocol.fields import LayerTime
@@ -93,9 +94,14 @@ async def test_a_stage_that_stays_slow_is_shown_once_and_as_long_as_it_is(
             await pass_time(clock, HOLD_SECONDS)
             told.by_id["a"] = 14 * MS
             await say(cluster, "a", 0.014)
-            await pass_time(clock, HOLD_SECONDS / 2)
-            assert node_of(cluster.coordinator.status(), "a").detail == ""
-            await pass_time(clock, HOLD_SECONDS)
+            async with cluster.coordinator.watch() as events:
+                await pass_time(clock, HOLD_SECONDS / 2)
+                assert node_of(cluster.coordinator.status(), "a").detail == ""
+                await pass_time(clock, HOLD_SECONDS)
+                event = await anext(aiter(events))
+            assert isinstance(event, PaceStatus)
+            assert (event.node_id, event.pace) == ("a", Pace.SLOWER)
+            assert event.token_seconds == pytest.approx(1.4 * event.planned_seconds)
             assert "40% slower than planned" in node_of(cluster.coordinator.status(), "a").detail
             await pass_time(clock, HOLD_SECONDS)
             assert [record.levelname for record in caplog.records] == ["WARNING"]

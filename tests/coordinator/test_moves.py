@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import msgpack
 import pytest
 import trio
+from core_plugin_planner.measured import MeasuredPlanner
 from trio.testing import MockClock
 
 from core.coordinator.improvement import REBALANCE_SECONDS
@@ -34,6 +36,31 @@ def loads_of(machine: Machine) -> list[int]:
 def recoveries(cluster: MemoryCluster) -> float:
     [found] = [metric for metric in cluster.coordinator.metrics() if metric.name == "core_recoveries"]
     return found.samples[0].value
+
+
+async def test_a_loss_does_not_wait_for_a_better_plan_that_is_being_made(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, released, plan = threading.Event(), threading.Event(), MeasuredPlanner.plan
+
+    def slow(planner: MeasuredPlanner, request: PlanRequest) -> Plan:
+        if not request.in_haste:
+            asked.set()
+            assert released.wait(SECONDS)
+        return plan(planner, request)
+
+    monkeypatch.setattr(MeasuredPlanner, "plan", slow)
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", "b") as cluster:
+            await cluster.ready()
+            await cluster.start_node("c")
+            await cluster.until(lambda _: asked.is_set())
+            cluster.stop_node("b")
+            try:
+                status = await cluster.ready(after_epoch=1)
+            finally:
+                released.set()
+            assert set(layers_of(status)) == {"a", "c"}
 
 
 @pytest.mark.parametrize("way", ["pause", "leave"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -60,6 +61,22 @@ def test_anything_else_is_refused(planner: Fixed, fault: str) -> None:
     with pytest.raises(PlanError, match="the planner 'fixed' made a plan that can't be") as caught:
         planned(planner, REQUEST)
     assert fault in caught.value.message
+
+
+def test_more_than_a_node_offers_is_no_plan() -> None:
+    small = Candidate("a", 59, "cpu", pinned=frozenset({1}))
+    request = replace(REQUEST, candidates=(small,), weight_bytes=(8,) * 6)
+    assert planned(Fixed(("a", 0, 6)), request)
+    with pytest.raises(PlanError, match="'a' is given layers of 60 bytes, and offers 59"):
+        planned(Fixed(("a", 0, 6)), replace(request, candidates=(replace(small, pinned=frozenset()),)))
+
+
+@pytest.mark.parametrize("words", [{"notes": ("quick", 7)}, {"left_out": (("b", None),)}])
+def test_what_is_said_of_a_plan_has_to_be_text(words: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = Fixed(("a", 0, 6))
+    monkeypatch.setattr(planner, "_plan", replace(planner.plan(REQUEST), **words))
+    with pytest.raises(PlanError, match="is no text"):
+        planned(planner, REQUEST)
 
 
 def test_what_is_no_plan_at_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -29,6 +30,21 @@ def test_a_token_takes_what_the_stages_read_and_the_links_cost() -> None:
     found = predict(plan, request, caches(1000), longest=10**9)
     assert found.token_seconds == pytest.approx(0.1 + 0.15 + 0.001 + (0.005 + 0.001) * 2)
     assert found.context == min(9 * GB // 1000, 17 * GB // 3000)
+
+
+def test_the_prompt_that_comes_with_a_token_counts_where_all_have_timed_prompts() -> None:
+    quick = Candidate("a", GB, "cpu", row_seconds=(0.01,), chunk_seconds=(2.56,))
+    request = PlanRequest((1,), (quick,), weight_bytes=(1,), row_bytes=1000, prompt_rows=2.0)
+    request = replace(request, wires={(COORDINATOR, "a"): Wire(0.0, bandwidth=1e6)})
+    plan = Plan((StagePlan("a", 0, 1, 1),))
+    found = predict(plan, request, kv_layer_bytes=0, longest=100)
+    assert found.token_seconds == pytest.approx(0.01 + 2 * 0.001)
+    assert found.prompt_seconds == pytest.approx(2 * (0.01 + 2 * 0.001))
+    assert found.stage_seconds == pytest.approx(0.01 + 2 * 0.01)
+    slower = replace(found, prompt_seconds=2 * found.prompt_seconds)
+    assert "a token with its prompt is predicted to take 36 ms instead of 60" in gain(found, slower)
+    untimed = replace(request, candidates=(replace(quick, chunk_seconds=()),))
+    assert predict(plan, untimed, kv_layer_bytes=0, longest=100).prompt_seconds == 0.0
 
 
 def test_a_node_whose_speed_is_not_known_makes_no_plan_faster() -> None:

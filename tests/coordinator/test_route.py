@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from core.coordinator.hop import Hop
 from core.coordinator.members import Member, MemberState
 from core.coordinator.route import STALL_SECONDS, Route
-from core.errors import ProtocolError, RouteError, StageError, WrongAnswer
+from core.errors import PlanError, ProtocolError, RouteError, StageError, WrongAnswer
 from core.link import Link
 from core.protocol.codec import Packet
 from core.protocol.fields import Segment, Tensor
@@ -54,6 +54,30 @@ class Full:
 
     async def send(self, *_: Any) -> None:
         await trio.sleep_forever()
+
+
+async def test_work_for_a_route_ends_when_that_breaks() -> None:
+    _, route = route_over(Empty())
+
+    async def works() -> str:
+        await trio.lowlevel.checkpoint()
+        return "done"
+
+    async def fails() -> str:
+        raise PlanError("there is no plan")
+
+    with trio.fail_after(300):
+        assert await route.unless_broken(works) == "done"
+        with pytest.raises(PlanError):
+            await route.unless_broken(fails)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_fail_later, route)
+            assert await route.unless_broken(trio.sleep_forever) is None
+
+
+async def _fail_later(route: Route) -> None:
+    await wait_all_tasks_blocked()
+    route.fail(RouteError("it broke"))
 
 
 async def test_an_answer_to_a_batch_that_was_never_sent_harms_nobody() -> None:

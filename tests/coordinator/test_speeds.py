@@ -61,6 +61,14 @@ def test_timed_layers_take_what_was_timed_and_others_as_long_for_a_byte() -> Non
     assert SPEEDS.timed(one, range(1, 4)) == 0.0, "no layer of the other kind was timed"
 
 
+def test_a_chunk_takes_no_less_than_a_row() -> None:
+    """Whatever a node says of it, or is seen to take."""
+    one = member(layer_times=timed(2 * MS, 1))
+    assert SPEEDS.chunk_seconds(one) == SPEEDS.row_seconds(one)
+    one.excess = 1e-8
+    assert SPEEDS.chunk_seconds(one) == SPEEDS.row_seconds(one)
+
+
 def test_before_that_a_speed_stands_in() -> None:
     one = member(speed=10**9, chunk_speed=10**8)
     assert SPEEDS.row_seconds(one) == pytest.approx((0.001, 0.003, 0.001, 0.001))

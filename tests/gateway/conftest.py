@@ -27,7 +27,7 @@ from core.interfaces.engine import (
 )
 from core.interfaces.membership import AskerEntry, InviteEntry, MemberEntry, MembershipStatus, NewInvite
 from core.interfaces.planner import StagePlan
-from core.interfaces.telemetry import History, HistoryPoint, Metric, Sample, SessionStatus
+from core.interfaces.telemetry import History, HistoryPoint, Metric, Pace, PaceStatus, Sample, SessionStatus
 from core.runtime.prompt_template import PromptTemplate
 
 
@@ -123,10 +123,11 @@ class FakeEngine:
             raise NotReady("the model is not open", required=3, ready=1)
         yield self._watched()
 
-    async def _watched(self) -> AsyncIterator[SessionStatus]:
+    async def _watched(self) -> AsyncIterator[SessionStatus | PaceStatus]:
         yield SessionStatus(1, "prefill", 1, 100, 20, 60, 0, 0.0, 0, 0, 0.5)
         yield SessionStatus(1, "suspended", 1, 100, 20, 60, 0, 0.0, 0, 0, 0.7, "node 'n2' was lost", 1)
         yield SessionStatus(1, "failed", 1, 100, 20, 100, 3, 9.5, 0, 0, 0.9, "node 'n1' was lost", 1)
+        yield PaceStatus("n2", Pace.SLOWER, 0.084, 0.06)
 
     def card(self) -> ModelCard:
         if self.state != "ready":

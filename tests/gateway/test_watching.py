@@ -32,11 +32,12 @@ async def test_metrics_are_read_by_prometheus_own_parser(client: httpx.AsyncClie
     assert (found["core_ttft_seconds_count", ()], found["core_ttft_seconds_sum", ()]) == (3, 2.5)
 
 
-async def test_events_tell_phases_recoveries_and_failures(client: httpx.AsyncClient) -> None:
+async def test_events_tell_phases_recoveries_failures_and_machines_that_slow_down(client: httpx.AsyncClient) -> None:
     async with client.stream("GET", "/v1/cluster/events") as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         lines = [line async for line in answer.aiter_lines() if line]
-    told = [json.loads(line.removeprefix("data: ")) for line in lines]
+    *told, pace = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert pace == {"node_id": "n2", "pace": "slower", "token_seconds": 0.084, "planned_seconds": 0.06}
     assert [(each["phase"], each["prefilled"], each["detail"], each["recoveries"]) for each in told] == [
         ("prefill", 60, "", 0),
         ("suspended", 60, "node 'n2' was lost", 1),
@@ -44,8 +45,9 @@ async def test_events_tell_phases_recoveries_and_failures(client: httpx.AsyncCli
     ]
 
 
-async def test_the_document_describes_recoveries(client: httpx.AsyncClient) -> None:
+async def test_the_document_describes_recoveries_and_pace(client: httpx.AsyncClient) -> None:
     described = (await client.get("/openapi.json")).json()
+    assert "#/components/schemas/PaceStatus" in json.dumps(described["paths"]["/v1/cluster/events"])
     status = described["components"]["schemas"]["SessionStatus"]
     assert "suspended" in status["properties"]["phase"]["enum"]
     assert "recoveries" in status["properties"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 from core_plugin_planner.measured import MeasuredPlanner
 
 from core import COORDINATOR, Candidate, Plan, PlanError, PlanFor, PlanRequest, Wire
+from core.coordinator.planning import planned
 from core.testing.brute_force import least_seconds, random_request, seconds
 from core.testing.contracts import PlannerContract
 
@@ -128,6 +130,38 @@ def test_for_throughput_the_slowest_machine_decides() -> None:
     assert sorted(ranges(made))[1][0] == "pc"
     assert {stage.node_id: stage.end - stage.start for stage in made.stages} == {"pc": 30, "laptop": 10}
     assert made.notes[0].startswith("The slowest machine is laptop: it needs 15 ms for a token.")
+
+
+def test_a_machine_that_reads_prompts_slowly_is_left_out_though_it_writes_quickly() -> None:
+    writer = node("writer", 22, 20, chunk_seconds=(0.1,) * 40)
+    reader = node("reader", 22, 30, chunk_seconds=(0.01,) * 40)
+    assert ranges(plan(request(writer, reader))) == [("writer", 0, 40)]
+    made = plan(request(writer, reader, prompt_rows=2.0))
+    assert ranges(made) == [("reader", 0, 40)]
+    assert "A question of 750 words is read in about 1.6 s" in made.notes[1]
+    assert "with it, a token with its prompt would take 18 ms longer (52 ms instead of 34 ms)" in made.left_out[0][1]
+    untimed = node("untimed", 22, 15)
+    assert ranges(plan(request(writer, reader, untimed, prompt_rows=2.0))) == [("untimed", 0, 40)]
+
+
+@pytest.mark.parametrize("plan_for", PlanFor)
+@pytest.mark.parametrize("in_haste", [False, True])
+@pytest.mark.parametrize("nodes", [3, 10])
+def test_figures_that_cant_be_spoil_no_plan_that_others_make(plan_for: PlanFor, in_haste: bool, nodes: int) -> None:
+    honest = [node(f"honest-{index}", 6, 40, held=range(index, index + 1)) for index in range(nodes)]
+    odd = [math.nan, math.inf, -math.inf, -1.0, 1e300, 0.0]
+    liars = [
+        node(f"liar-{index}", 60, chunk_seconds=(x,) * 40, row_seconds=(x,) * 40, load_speed=abs(x))
+        for index, x in enumerate(odd)
+    ]
+    wires = {(COORDINATOR, each.node_id): CABLE for each in honest}
+    wires |= {(COORDINATOR, each.node_id): Wire(x, x) for each, x in zip(liars, odd, strict=True)}
+    asked = request(*honest, *liars, wires=wires, plan_for=plan_for, in_haste=in_haste, prompt_rows=2.0)
+    made = planned(MeasuredPlanner(), asked)
+    assert made.stages
+    slow = [node("slow", 60, 40)]
+    wires = {(COORDINATOR, "slow"): Wire(60.0, 1.0)}
+    assert planned(MeasuredPlanner(), request(*slow, wires=wires, in_haste=in_haste, row_bytes=2**20)).stages
 
 
 def test_others_machines_are_used_only_if_it_does_not_fit_without_them() -> None:
