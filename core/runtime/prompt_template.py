@@ -71,7 +71,8 @@ class PromptTemplate:
         except RequestError:
             missing = [said for said in marks.said.values() if not _is_in(said.text, prompt)]
         else:
-            missing = [said for mark, said in marks.said.items() if mark not in prompt]
+            came_out = marks.found_in(prompt)
+            missing = [said for mark, said in marks.said.items() if mark not in came_out]
         if missing:
             raise self._dropped(messages[missing[0].message], missing[0])
 
@@ -105,6 +106,10 @@ class _Marks:
     def __init__(self) -> None:
         self.said: dict[str, _Said] = {}
         self._stem = secrets.token_hex(6)
+
+    def found_in(self, prompt: str) -> set[str]:
+        """In one pass, however many there are."""
+        return set(re.findall(rf"{self._stem}\d{{6}}", prompt))
 
     def mark(self, index: int, message: Message) -> Message:
         marked = dict(message)
