@@ -11,8 +11,8 @@ skipped, with the reason. Nothing is installed here; what is missing is skipped,
 
 Agents are run to the answer after a tool's result. The model is too small to call functions by itself: it is served
 with `--tools-as-text` and a template that shows it the call which is asked for. Their lines name packages of npm, for
-`--npm-dir`, and of Python, for `--python`, best that of an environment of their own (open-webui takes 7.5 GB). Agents run what the model asks for
-without asking back: `echo Paris`.
+`--npm-dir`, and of Python, for `--python`, best that of an environment of their own (open-webui takes 7.5 GB). Agents
+run what the model asks for without asking back: `echo Paris`.
 """
 
 from __future__ import annotations
