@@ -11,8 +11,8 @@ skipped, with the reason. Nothing is installed here; what is missing is skipped,
 
 Agents are run to the answer after a tool's result. The model is too small to call functions by itself: it is served
 with `--tools-as-text` and a template that shows it the call which is asked for. Their lines name packages of npm, for
-`--npm-dir`, and of Python, for `--python`, best that of an environment of their own. Agents run what the model asks for
-without asking back: `echo Paris`.
+`--npm-dir`, and of Python, for `--python`, best that of an environment of their own (open-webui takes 7.5 GB). Agents
+run what the model asks for without asking back: `echo Paris`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from io import StringIO
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -64,7 +66,8 @@ def greedy_model(path: Path) -> Path:
     reader = GGUFReader(demo_model())
     architecture = reader.fields[Keys.General.ARCHITECTURE].contents()
     advice = {Keys.General.SAMPLING_TEMP: MetadataDetails(GGUFValueType.FLOAT32, 0.0)}
-    copy_with_new_metadata(reader, GGUFWriter(path, architecture), advice, [])
+    with redirect_stderr(StringIO()):  # it draws a bar
+        copy_with_new_metadata(reader, GGUFWriter(path, architecture), advice, [])
     return path
 
 

@@ -160,8 +160,8 @@ def _beginning(prompt: str | Sequence[int] | Conversation, letters: int) -> str:
     """So many letters of a prompt that has more; "" of any other."""
     texts: list[str] = []
     if isinstance(prompt, Conversation):
-        contents = [message.get("content") for message in prompt.messages]
-        texts = [content for content in contents if isinstance(content, str)]
+        told = [(message.get("content"), message.get("tool_calls")) for message in prompt.messages]
+        texts = list(_strings([told, prompt.tools]))
     elif isinstance(prompt, str):
         texts = [prompt]
     if sum(map(len, texts)) <= letters:
@@ -170,6 +170,17 @@ def _beginning(prompt: str | Sequence[int] | Conversation, letters: int) -> str:
     for text in texts:
         begun += text[: letters - len(begun)]
     return begun
+
+
+def _strings(value: Any) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case Mapping():
+            yield from _strings(list(value.values()))
+        case Sequence():
+            for each in value:
+                yield from _strings(each)
 
 
 def sampling_params(request: GenerationRequest, defaults: Mapping[str, Any]) -> SamplingParams:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -30,9 +31,9 @@ class Kept:
 class ResponseMemory:
     """Belongs to the thread that serves HTTP.
 
-    Each client has its own: what another one was given is not there. The oldest are forgotten first, after `seconds`
-    or when there are more than `most` of them or more bytes than `most_bytes`, of all clients together. With no
-    seconds nothing is kept.
+    Each client has its own: what another one was given is not there. They are forgotten after `seconds`; and when there
+    are more than `most` of them or more bytes than `most_bytes`, of all clients together, the oldest of the client that
+    has the most bytes is. With no seconds nothing is kept.
     """
 
     def __init__(
@@ -46,7 +47,8 @@ class ResponseMemory:
         self._most = most
         self._most_bytes = most_bytes
         self._clock = clock
-        self._bytes = 0
+        self._bytes = Counter[str]()
+        """By client."""
         self._kept: dict[tuple[str, str], Kept] = {}
         self._items: dict[tuple[str, str], dict[str, InputItem]] = {}
         """By client and item id: the item, as each of the responses has it, by their ids."""
@@ -72,7 +74,7 @@ class ResponseMemory:
         if size > self._most_bytes:
             return
         self._kept[client, response.id] = Kept(encoded, whole, size, self._clock() + self._seconds)
-        self._bytes += size
+        self._bytes[client] += size
         for item in whole:
             if item.id is not None:
                 self._items.setdefault((client, item.id), {})[response.id] = item
@@ -106,18 +108,17 @@ class ResponseMemory:
         return next(reversed(found.values()))
 
     def _forget_oldest(self) -> None:
-        while self._kept:
-            oldest = next(iter(self._kept))
-            if self._is_within_bounds() and self._clock() < self._kept[oldest].until:
-                return
-            self._forget(*oldest)
-
-    def _is_within_bounds(self) -> bool:
-        return len(self._kept) <= self._most and self._bytes <= self._most_bytes
+        while self._kept and self._clock() >= next(iter(self._kept.values())).until:
+            self._forget(*next(iter(self._kept)))
+        while len(self._kept) > self._most or self._bytes.total() > self._most_bytes:
+            [(greediest, _)] = self._bytes.most_common(1)
+            self._forget(*next(key for key in self._kept if key[0] == greediest))
 
     def _forget(self, client: str, response_id: str) -> None:
         kept = self._kept.pop((client, response_id))
-        self._bytes -= kept.size
+        self._bytes[client] -= kept.size
+        if not self._bytes[client]:
+            del self._bytes[client]
         for item_id in {item.id for item in kept.items if item.id is not None}:
             owners = self._items[client, item_id]
             del owners[response_id]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import socket
 import sys
 import time
@@ -32,6 +33,8 @@ FIRST_PROBES = 3
 PROBE_TICKS = 50
 """uvicorn ticks ten times a second: a client that has closed its direction is probed at first, and then every 5 s."""
 
+BODY_PATIENCES = 5
+"""A body that comes in ever so small parts may take so many times the patience that each of them may."""
 KEEP_ALIVE = 60
 BACKLOG = 1024
 DEFAULTS = ApiSettings()
@@ -103,6 +106,7 @@ class _Server(uvicorn.Server):
         """
         client = scope["client"]
         arriving = True
+        all_here = asyncio.get_running_loop().time() + BODY_PATIENCES * self._patience
         is_head = scope.get("method") == "HEAD"
         if is_head:
             scope = cast(Scope, {**scope, "method": "GET"})
@@ -111,7 +115,7 @@ class _Server(uvicorn.Server):
             nonlocal arriving
             if not arriving:
                 return await receive()
-            async with self._patient(scope):
+            async with self._patient(scope, all_here):
                 message = await receive()
             arriving = bool(message.get("more_body"))
             return message
@@ -137,8 +141,10 @@ class _Server(uvicorn.Server):
                 del self._busy[client]
 
     @asynccontextmanager
-    async def _patient(self, scope: Scope) -> AsyncIterator[None]:
-        cutting = asyncio.get_running_loop().call_later(self._patience, self._cut_one, scope["client"])
+    async def _patient(self, scope: Scope, until: float = math.inf) -> AsyncIterator[None]:
+        """Cuts the connection if the block takes too long, or goes on after `until` by the loop's clock."""
+        loop = asyncio.get_running_loop()
+        cutting = loop.call_at(min(loop.time() + self._patience, until), self._cut_one, scope["client"])
         try:
             yield
         finally:

@@ -95,12 +95,25 @@ async def test_too_many_are_told_so(work: Work, monkeypatch: pytest.MonkeyPatch)
         await prepared.run("d", work, "d")
 
 
-@pytest.mark.parametrize("chat", [False, True])
+TEXT = "machine " * 500_000
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": [TEXT]}}}
+TOOL = {"type": "function", "function": {"name": "f", "description": TEXT, "parameters": {}}}
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        TEXT,
+        Conversation(({"role": "user", "content": TEXT},)),
+        Conversation((USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, USER)),
+        Conversation((USER,), tools=(TOOL,)),
+    ],
+    ids=["text", "message", "call", "tool"],
+)
 async def test_a_prompt_that_is_far_too_long_is_tried_in_part(
-    model: Path, inside: object, monkeypatch: pytest.MonkeyPatch, chat: bool
+    model: Path, inside: object, monkeypatch: pytest.MonkeyPatch, prompt: str | Conversation
 ) -> None:
-    text = "machine " * 500_000
-    prompt = Conversation(({"role": "user", "content": text},)) if chat else text
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a") as cluster:
             await cluster.ready()
@@ -117,4 +130,4 @@ async def test_a_prompt_that_is_far_too_long_is_tried_in_part(
                 async with cluster.coordinator.generate(GenerationRequest(prompt)):
                     pass
             assert seen
-            assert max(seen) < len(text) / 10
+            assert max(seen) < len(TEXT) / 10

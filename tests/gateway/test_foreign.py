@@ -36,7 +36,8 @@ def completion(**fields: Any) -> GenerationRequest:
     ("fields", "same"),
     [
         ({"n_predict": 7}, {"max_tokens": 7}),
-        ({"num_predict": -1, "max_new_tokens": None}, {}),
+        ({"num_predict": -1, "max_new_tokens": None}, {"max_tokens": -1}),
+        ({"n_predict": -2}, {"max_tokens": -1}),
         ({"max_new_tokens": 7, "max_tokens": 7}, {"max_tokens": 7}),
         ({"repeat_penalty": 1.1}, {"repetition_penalty": 1.1}),
         ({"mirostat": 0, "typical_p": 1.0, "cache_prompt": True, "min_tokens": 0, "truncate_prompt_tokens": None}, {}),
@@ -45,6 +46,16 @@ def completion(**fields: Any) -> GenerationRequest:
 def test_options_of_other_servers_that_are_ours(fields: dict[str, Any], same: dict[str, Any]) -> None:
     assert chat(**fields) == chat(**same)
     assert completion(**fields) == completion(**same)
+
+
+def test_no_bound_on_the_tokens_is_none() -> None:
+    assert chat(max_tokens=-1) == chat()
+    assert chat(max_completion_tokens=-1).max_tokens is None
+    assert completion(max_tokens=-1).max_tokens is None
+    assert completion().max_tokens == 16
+    for wrong in (-3, -2):
+        with pytest.raises(RequestError):
+            completion(max_tokens=wrong)
 
 
 @pytest.mark.parametrize(

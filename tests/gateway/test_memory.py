@@ -85,6 +85,15 @@ def test_the_oldest_is_forgotten_when_there_are_too_many_bytes() -> None:
     assert not forgotten(memory, 3)
 
 
+def test_who_asks_for_much_is_forgotten_before_others() -> None:
+    memory = ResponseMemory(60, most_bytes=8000)
+    memory.keep(YOU, [], response(0))
+    for number in range(1, 5):
+        memory.keep(ME, [], response(number, "x" * 900))
+    assert not forgotten(memory, 0, YOU)
+    assert [forgotten(memory, number) for number in (1, 4)] == [True, False]
+
+
 def test_time_forgets() -> None:
     clock = Clock()
     memory = ResponseMemory(60, clock=clock)

@@ -176,6 +176,20 @@ async def test_a_client_that_does_not_send_its_request_is_cut_off(
             assert await stream.receive_some() == b""
 
 
+async def test_a_client_that_sends_its_request_ever_so_slowly_is_cut_off(engine: Any, nursery: trio.Nursery) -> None:
+    address = await nursery.start(serve_http, engine, "127.0.0.1", 0, ApiSettings(patience=0.2))
+    with trio.fail_after(300), trio.socket.socket() as client:
+        await client.connect(address)
+        head, _, body = raw(COMPLETION).partition(b"\r\n\r\n")
+        length = b"content-length: %d" % len(body)
+        assert length in head
+        await client.send(head.replace(length, b"content-length: 1000000") + b"\r\n\r\n")
+        with pytest.raises(OSError):
+            while True:
+                await client.send(b" ")
+                await wait_all_tasks_blocked(0.01)
+
+
 async def test_a_server_that_is_stopped_before_it_serves_leaves_nothing(engine: Any) -> None:
     with trio.fail_after(300):
         async with trio.open_nursery() as nursery:

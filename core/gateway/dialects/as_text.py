@@ -6,7 +6,7 @@ The words are those of Qwen 2.5's template, which models that were trained on th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,19 +33,30 @@ def as_text(conversation: Conversation) -> Conversation:
 
     Functions on offer are told by the system, calls and results by who made them: results are the user's.
     """
-    messages: list[dict[str, Any]] = []
-    after_result = False
-    for message in conversation.messages:
-        told = _told(message)
-        is_result = message["role"] == "tool"
-        if after_result and told["role"] == "user":
-            messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}\n{told['content']}"}
-        else:
-            messages.append(told)
-        after_result = is_result
+    messages = [_together(turn) for turn in _turns(conversation.messages)]
     if conversation.tools:
         _offer(messages, conversation.tools)
     return replace(conversation, messages=tuple(messages), tools=())
+
+
+def _turns(messages: Iterable[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The messages as they are told, what the user says of results or after them with these."""
+    turn: list[dict[str, Any]] = []
+    after_result = False
+    for message in messages:
+        told = _told(message)
+        if turn and not (after_result and told["role"] == "user"):
+            yield turn
+            turn = []
+        turn.append(told)
+        after_result = message["role"] == "tool"
+    if turn:
+        yield turn
+
+
+def _together(turn: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    first, *more = turn
+    return {**first, "content": "\n".join(each["content"] for each in turn)} if more else first
 
 
 def _told(message: Mapping[str, Any]) -> dict[str, Any]:

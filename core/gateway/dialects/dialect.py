@@ -90,6 +90,8 @@ class Dialect:
         self._wishes = wishes
         self._options = options
         self.thinking = thinking
+        self._last: tuple[Conversation, Conversation] | None = None
+        """The conversation that was told last, and how: the choices of a request have one."""
 
     @property
     def names(self) -> dict[str, str]:
@@ -108,9 +110,11 @@ class Dialect:
 
     def told(self, conversation: Conversation) -> Conversation:
         """The conversation with the functions on offer, and what else the template is told."""
-        tools = tuple(function.told() for function in self._wishes.functions)
-        told = replace(conversation, tools=tools, template_options=self._options)
-        return as_text(told) if self._as_text else told
+        if self._last is None or self._last[0] is not conversation:
+            tools = tuple(function.told() for function in self._wishes.functions)
+            told = replace(conversation, tools=tools, template_options=self._options)
+            self._last = conversation, as_text(told) if self._as_text else told
+        return self._last[1]
 
     def reader(self) -> Reader:
         """A fresh one, for one generation's text."""

@@ -11,7 +11,7 @@ from core.errors import RequestError
 from core.gateway.dialects.dialect import Wishes
 from core.gateway.schemas.common import IN_MEMORY, INT32, MAX_TOP_LOGPROBS, Body, Usage
 from core.gateway.schemas.decoding import Idle
-from core.gateway.schemas.foreign import with_format
+from core.gateway.schemas.foreign import with_format, without_unbounded
 from core.gateway.schemas.messages import Messages, conversation
 from core.gateway.schemas.tools import (
     MAX_FUNCTIONS,
@@ -82,7 +82,7 @@ class ChatBody(Body, kw_only=True):
 
     @classmethod
     def spelled_out(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        return with_format(super().spelled_out(fields))
+        return without_unbounded(with_format(super().spelled_out(fields)), "max_tokens", "max_completion_tokens")
 
     @property
     def names(self) -> dict[str, str]:

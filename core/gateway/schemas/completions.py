@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from core.errors import RequestError
 from core.gateway.schemas.common import INT32, MAX_TOP_LOGPROBS, Body, TokenId, Usage, require_short
 from core.gateway.schemas.decoding import Idle
+from core.gateway.schemas.foreign import UNBOUNDED
 
 MAX_SCORES = 2 * 1024 * 1024
 """How many log probabilities of prompts, alternatives included, are held for one answer."""
@@ -18,7 +19,8 @@ T = TypeVar("T")
 
 
 class CompletionBody(Body, kw_only=True):
-    """`prompt` is one prompt or several, each a text or a list of token ids. `max_tokens` 0 evaluates it alone.
+    """`prompt` is one prompt or several, each a text or a list of token ids. `max_tokens` 0 evaluates it alone, -1
+    takes all the room that there is.
 
     `echo` puts the prompt before each choice's text, and with `logprobs` its tokens before the choice's own.
     """
@@ -26,7 +28,7 @@ class CompletionBody(Body, kw_only=True):
     idle: ClassVar[Idle] = {**Body.idle, "suffix": ("",)}
 
     prompt: str | list[str | TokenId | list[TokenId]]
-    max_tokens: Annotated[int, Meta(ge=0, le=INT32)] = 16
+    max_tokens: Annotated[int, Meta(ge=UNBOUNDED, le=INT32)] = 16
     best_of: Annotated[int, Meta(ge=1, description="Only as many as `n`.")] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool = False
@@ -72,7 +74,7 @@ class CompletionBody(Body, kw_only=True):
 
     _prompts = prompts
 
-    def _limit(self) -> int:
+    def _limit(self) -> int | None:
         if self.best_of not in (None, self.n):
             raise RequestError(
                 "'best_of' is supported only where it equals 'n'",
@@ -80,7 +82,7 @@ class CompletionBody(Body, kw_only=True):
                 param="best_of",
                 code="unsupported_parameter",
             )
-        return self.max_tokens
+        return None if self.max_tokens == UNBOUNDED else self.max_tokens
 
     def _top_logprobs(self) -> int | None:
         return self.logprobs

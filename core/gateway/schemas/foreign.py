@@ -19,8 +19,8 @@ _SAME = {
     "num_predict": "max_tokens",
     "repeat_penalty": "repetition_penalty",
 }
-_UNBOUNDED = (-1, -2)
-"""As numbers of tokens to predict, these are as many as there is room for."""
+UNBOUNDED = -1
+"""As a number of tokens to predict: as many as there is room for. So is -2 to llama.cpp."""
 
 IDLE: Idle = {
     "bad_words": ([],),
@@ -93,10 +93,14 @@ def ours(fields: dict[str, Any]) -> dict[str, Any]:
     renamed = dict(fields)
     for name in _SAME.keys() & fields.keys():
         value, same = renamed.pop(name), _SAME[name]
-        if value is None or (same == "max_tokens" and value in _UNBOUNDED):
-            continue
-        _set(renamed, same, value, name)
+        if value is not None:
+            _set(renamed, same, UNBOUNDED if same == "max_tokens" and value == -2 else value, name)
     return renamed
+
+
+def without_unbounded(fields: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The fields without those of `names` that bound nothing."""
+    return {name: value for name, value in fields.items() if name not in names or value != UNBOUNDED}
 
 
 def with_format(fields: dict[str, Any]) -> dict[str, Any]:

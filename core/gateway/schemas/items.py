@@ -85,31 +85,36 @@ def conversation_of(instructions: str | None, items: Sequence[InputItem]) -> Con
     """
     messages: list[dict[str, Any]] = []
     if instructions:
-        messages.append({"role": "system", "content": instructions})
+        messages.append({"role": "system", "content": [instructions]})
     for item in items:
         _append(messages, item)
+    for message in messages:
+        message.update({name: "".join(message[name]) for name in _IN_PARTS if name in message})
     return told(messages, "input")
 
 
+_IN_PARTS = ("content", "reasoning_content")
+
+
 def _append(messages: list[dict[str, Any]], item: InputItem) -> None:
+    """What a message is made of is gathered in lists: adding to a text again and again costs its square."""
     match item:
         case MessageItem("assistant"):
-            _assistant(messages)["content"] += _text(item.content)
+            _assistant(messages)["content"].append(_text(item.content))
         case MessageItem():
-            messages.append({"role": item.role, "content": _text(item.content)})
+            messages.append({"role": item.role, "content": [_text(item.content)]})
         case ReasoningItem():
-            said = _assistant(messages)
-            said["reasoning_content"] = said.get("reasoning_content", "") + _text(item.content or "")
+            _assistant(messages).setdefault("reasoning_content", []).append(_text(item.content or ""))
         case FunctionCallItem():
             call = told_call(item.call_id, item.name, item.arguments)
             _assistant(messages).setdefault("tool_calls", []).append(call)
         case FunctionCallOutputItem():
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": [_text(item.output)]})
 
 
 def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
     if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
+        messages.append({"role": "assistant", "content": []})
     return messages[-1]
 
 

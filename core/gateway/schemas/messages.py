@@ -14,6 +14,8 @@ from core.gateway.schemas.common import require_short
 from core.interfaces.engine import Conversation
 
 MAX_MESSAGES = 4096
+MAX_CALLS = 1024
+"""Of one message."""
 
 
 class TextPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
@@ -84,7 +86,7 @@ class AssistantMessage(_Message, tag="assistant"):
     """
 
     content: Said | None = None
-    tool_calls: Sequence[ToolCall] = ()
+    tool_calls: Annotated[Sequence[ToolCall], Meta(max_length=MAX_CALLS)] = ()
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
