@@ -73,7 +73,9 @@ def print_invite(made: Invite, link: InviteLink, *, joinable: bool) -> None:
     print(f"{link}\n")
     print(f"invite {made.id} lets one machine in{who}, until {when(link.expires)}")
     print(f"it leads to {', '.join(link.hosts)}, port {link.port}; the key there is {short_id(link.fingerprint)}")
-    print("your friend runs core node --join - and pastes it, or opens it in the tray app (core-node), which asks first")
+    print(
+        "your friend runs core node --join - and pastes it, or opens it in the tray app (core-node), which asks first"
+    )
     print("whoever joins can read what is asked and answered: invite people who may")
 
 
