@@ -93,6 +93,10 @@ class StageError(CoreError):
         self.node = node
 
 
+class NoKVRoom(StageError):
+    """A stage has no memory left for KV caches."""
+
+
 class WrongAnswer(StageError):
     """What `node` answered can't come of the batch that it was given: other rows, another width or dtype, NaN, inf."""
 

@@ -61,6 +61,8 @@ def print_invite(made: Invite, link: InviteLink, *, joinable: bool) -> None:
     """The QR code is tall: what matters stands below it, the warning first."""
     import segno
 
+    from core.trust.identity import short_id
+
     if sys.stdout.isatty():
         segno.make(str(link), error="l").terminal(compact=True)
     if not joinable:
@@ -70,8 +72,10 @@ def print_invite(made: Invite, link: InviteLink, *, joinable: bool) -> None:
     who = f" as {made.name}" if made.name else ""
     print(f"{link}\n")
     print(f"invite {made.id} lets one machine in{who}, until {when(link.expires)}")
-    print(f"it leads to {', '.join(link.hosts)}, port {link.port}")
-    print("your friend runs core node --join - and pastes it, or opens it in the tray app (core-node)")
+    print(f"it leads to {', '.join(link.hosts)}, port {link.port}; the key there is {short_id(link.fingerprint)}")
+    print(
+        "your friend runs core node --join - and pastes it, or opens it in the tray app (core-node), which asks first"
+    )
     print("whoever joins can read what is asked and answered: invite people who may")
 
 

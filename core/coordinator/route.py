@@ -15,7 +15,16 @@ import trio
 
 from core.coordinator.hop import DIRECT, Hop
 from core.coordinator.members import Member
-from core.errors import ChannelClosed, CoreError, ProtocolError, RouteError, StageError, WrongAnswer, sole_error
+from core.errors import (
+    ChannelClosed,
+    CoreError,
+    NoKVRoom,
+    ProtocolError,
+    RouteError,
+    StageError,
+    WrongAnswer,
+    sole_error,
+)
 from core.protocol.codec import Packet
 from core.protocol.fields import Segment, Tensor, clipped
 from core.protocol.messages import (
@@ -354,5 +363,5 @@ def _misshapen(hop: Hop, hidden: Tensor, wanted: str) -> WrongAnswer:
 
 
 def _stage_error(hop: Hop, message: InferenceError) -> StageError:
-    node_id = hop.member.node_id
-    return StageError(f"node {node_id!r} failed on layers {hop.span}", message.message, node=node_id)
+    kind, node_id = NoKVRoom if message.no_room else StageError, hop.member.node_id
+    return kind(f"node {node_id!r} failed on layers {hop.span}", message.message, node=node_id)

@@ -23,7 +23,7 @@ from core.coordinator.head import HEAD_FAILED, Head
 from core.coordinator.route import Route
 from core.coordinator.session import Place, Session
 from core.coordinator.telemetry import Telemetry
-from core.errors import CoreError, RouteError, StageError, WrongAnswer
+from core.errors import CoreError, NoKVRoom, RouteError, StageError, WrongAnswer
 from core.interfaces.engine import Delta
 from core.runtime.compute import ComputeThread, explained
 
@@ -241,9 +241,8 @@ class Scheduler:
         self._enqueue(session)
 
     def _failed(self, batch: Batch, error: CoreError) -> None:
-        """A session that a stage failed along with others is tried once more alone, then once more from its start, if
-        that was not where it failed. An answer that can't be says nothing of the session."""
-        wrong = isinstance(error, WrongAnswer)
+        """A session that a stage failed along with others is tried once more alone, then once more from its start. One
+        that failed from its start on is over, but for failures that say nothing of it: those end the route."""
         if isinstance(error, WrongAnswer):
             self._route.on_wrong_answer(error)
             if self._route.failure is not None:
@@ -253,9 +252,14 @@ class Scheduler:
             session, place = entry.session, entry.place
             if by_stage and (place.invalidated or len(batch.entries) > 1):
                 place.cached = min(place.cached, entry.start)
-            elif by_stage and (entry.start > 0 or wrong) and not place.retried:
+            elif by_stage and (entry.start > 0 or isinstance(error, WrongAnswer | NoKVRoom)) and not place.retried:
                 session.prefill_again()
                 place.retried = True
+            elif isinstance(error, NoKVRoom):
+                # It has room for all that was let in: it lied, or somebody else fills it. A new route has fresh caches.
+                said = f"node {error.node!r} refuses what it said it has room for"
+                self._route.fail(RouteError(said, error.message, node=error.node))
+                return
             else:
                 place.cached = 0
                 session.fail(error)

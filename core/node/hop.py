@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import trio
 
-from core.errors import ChannelClosed, CoreError, ProtocolError
+from core.errors import ChannelClosed, CoreError, NoKVRoom, ProtocolError
 from core.interfaces.dtypes import DType
 from core.link import Link
 from core.node.batches import Done, bytes_of, obey, rows_of, run_batch
@@ -208,7 +208,8 @@ class Hop:
             try:
                 done = await of_layers(work.job, self.layers)
             except CoreError as error:
-                await self._control.send(InferenceError(self.assignment.hop, clipped(error)), request_id)
+                refusal = InferenceError(self.assignment.hop, clipped(error), isinstance(error, NoKVRoom))
+                await self._control.send(refusal, request_id)
                 continue
             finally:
                 self._waiting_bytes -= bytes_of(work.packet.message)

@@ -360,11 +360,12 @@ class HiddenState(Message, frozen=True):
 
 
 class InferenceError(Message, frozen=True):
-    """The answer of `hop` to a RUN that it could not compute."""
+    """The answer of `hop` to a RUN that it could not compute; `no_room`: for want of memory for KV caches."""
 
     TYPE: ClassVar = "INFERENCE_ERROR"
     hop: Count
     message: Text
+    no_room: bool = False
 
 
 class CacheCommand(Message, frozen=True):

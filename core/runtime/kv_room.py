@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from core.errors import StageError
+from core.errors import NoKVRoom
 
 
 class KVRoom:
@@ -24,9 +24,9 @@ class KVRoom:
         self.limit = min(max(nbytes, earlier), at_most)
 
     def take(self, nbytes: int) -> None:
-        """Of a negative number, gives back. Raises StageError, and takes nothing, if there is no room."""
+        """Of a negative number, gives back. Raises NoKVRoom, and takes nothing, if there is no room."""
         if nbytes > 0 and self.taken + nbytes > self.limit:
-            raise StageError(
+            raise NoKVRoom(
                 "there is no room for more KV cache",
                 f"{nbytes} bytes were asked for beside {self.taken}, and {self.limit:g} are offered in all",
             )

@@ -107,10 +107,6 @@ class _Marks:
         self.said: dict[str, _Said] = {}
         self._stem = secrets.token_hex(6)
 
-    def found_in(self, prompt: str) -> set[str]:
-        """In one pass, however many there are."""
-        return set(re.findall(rf"{self._stem}\d{{6}}", prompt))
-
     def mark(self, index: int, message: Message) -> Message:
         marked = dict(message)
         text = str(message.get("content") or "")

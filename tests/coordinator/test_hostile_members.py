@@ -104,6 +104,13 @@ def no_room(said: Said) -> Said:
     return said
 
 
+def full(said: Said) -> Said:
+    refused = refusal(said)
+    if refused is not said:
+        refused["payload"]["no_room"] = True
+    return refused
+
+
 LIES = [no_number, another_shape, another_type, refusal]
 
 
@@ -161,6 +168,21 @@ async def test_who_answers_what_can_not_be_is_left_out_the_second_time_and_no_cl
             assert await cluster.text(prompt, TOKENS) == oracle
             assert layers_of(cluster) == {"a": (0, 3), "liar": None, "c": (3, 6)}
             assert "answered what can't be, twice in ten minutes" in cluster.coordinator.status().nodes[1].detail
+
+
+async def test_who_has_no_room_for_what_it_said_it_has_is_left_out_and_no_client_notices(
+    model: Path, prompt: tuple[int, ...], oracle: str
+) -> None:
+    until_now = FromNowOn(full)
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, min_nodes=2, max_nodes=2, rebalance=False) as cluster:
+            await cluster.start_node("a", max_memory=HALF)
+            await cluster.start_node("liar", machine=LyingMachine(cluster.network, until_now), max_memory=HALF)
+            await cluster.ready()
+            await cluster.start_node("c", max_memory=HALF)
+            until_now.lies = True
+            assert await cluster.text(prompt, TOKENS) == oracle
+            assert layers_of(cluster) == {"a": (0, 3), "liar": None, "c": (3, 6)}
 
 
 async def test_a_single_answer_that_can_not_be_is_forgiven(model: Path, prompt: tuple[int, ...], oracle: str) -> None:
