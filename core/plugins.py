@@ -118,7 +118,9 @@ class PluginHost:
     def missing(self) -> str:
         """A clause on each plugin that is not loaded, for the error of someone who asks for what it may have added."""
         clauses = [f"the plugin {b.name!r} of {b.distribution} is broken: {b.cause}" for b in self.broken]
-        clauses += [f"the plugin {p.name!r} of {p.distribution} is left out by {SWITCH}" for p in self.switched_off]
+        if self.switched_off:
+            names = ", ".join(repr(plugin.name) for plugin in self.switched_off)
+            clauses.append(f"{SWITCH} leaves out the plugins {names}")
         return "; ".join(clauses)
 
     def _admit(self, name: str, distribution: str, version: str, load: Callable[[], object]) -> None:

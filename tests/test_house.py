@@ -195,6 +195,12 @@ def test_every_error_that_a_seam_names_is_importable_from_core(seam: str) -> Non
     assert set(re.findall(r"\b(?:[A-Z][a-z]+Error|ChannelClosed)\b", source)) <= set(PUBLIC)
 
 
+@pytest.mark.parametrize("seam", ["architecture", "checkpoint", "dtypes", "planner", "quantizer", "transport"])
+def test_every_class_of_a_seam_is_importable_from_core(seam: str) -> None:
+    source = (ROOT / f"core/interfaces/{seam}.py").read_text(encoding="utf-8")
+    assert set(re.findall(r"^class ([A-Z]\w+)", source, re.MULTILINE)) <= set(PUBLIC)
+
+
 @pytest.mark.parametrize("name", SINGLE_HOMES)
 def test_a_library_with_a_single_home_is_imported_only_there(name: str) -> None:
     users = [

@@ -19,15 +19,30 @@ from core.coordinator.server import NodeServer
 from core.coordinator.settings import CoordinatorSettings
 from core.discovery.advert import Advert
 from core.discovery.multicast import keep_announcing
-from core.errors import ConfigError
-from core.interfaces.transport import Transport
+from core.errors import ConfigError, CoreError
+from core.interfaces.transport import Credentials, Handler, Transport
 from core.protocol.messages import PROTOCOL_VERSION, Leave
 from core.trust.identity import Identity
 from core.trust.serving import ANY_IPV4, Serving
 
 _log = logging.getLogger(__name__)
+LISTEN_AGAIN_SECONDS = 2.0
 LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where this machine itself dials what listens on all its addresses."""
+
+
+class _FirstPort(trio.TaskStatus[int]):
+    """Tells the first port that is told."""
+
+    def __init__(self, told: trio.TaskStatus[int]) -> None:
+        self.port = 0
+        self._told = told
+
+    def started(self, value: int | None = None) -> None:
+        if not self.port:
+            assert value is not None
+            self.port = value
+            self._told.started(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +72,8 @@ class NodePort:
             ):
                 local_token = secrets.token_bytes(32)
                 server = NodeServer(self.members, self.routes, enrolment, local_token, settings.local_nodes)
-                listen = partial(self.transport.listen, settings.node_host, settings.node_port, server.serve)
-                port: int = await nursery.start(partial(listen, credentials=enrolment.credentials))
+                listen = partial(self._keep_listening, server.serve, enrolment.credentials)
+                port: int = await nursery.start(listen)
                 hosts = settings.advertise or _advertised(settings.node_host)
                 listens_on = settings.node_host if settings.node_host in LOOPBACK_OF else ANY_IPV4
                 place = Serving(port, hosts, settings.transport, listens_on)
@@ -72,6 +87,23 @@ class NodePort:
                 await end.wait()
                 await self.members.say_goodbye(Leave("its host ended it"))
                 nursery.cancel_scope.cancel()
+
+    async def _keep_listening(
+        self, serve: Handler, credentials: Credentials | None, *, task_status: trio.TaskStatus[int]
+    ) -> None:
+        """A transport that fails once it has listened begins again, on the same port, and members come back."""
+        status = _FirstPort(task_status)
+        while True:
+            port = status.port or self.settings.node_port
+            try:
+                await self.transport.listen(
+                    self.settings.node_host, port, serve, credentials=credentials, task_status=status
+                )
+            except CoreError as error:
+                if not status.port:
+                    raise
+                _log.error("%s; it listens again", error)
+            await trio.sleep(LISTEN_AGAIN_SECONDS)
 
     async def _be_found(self, place: Serving, identity: Identity) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from core.guard.calls import Call, is_excused, raised, shown
+from core.guard.layers import note_builder
 from core.interfaces.architecture import ModelSpec, TensorSpec
 
 _SIZES = ("layers", "hidden_size", "vocab_size", "context_length", "kv_width")
@@ -29,6 +30,7 @@ def check_tensor_specs(call: Call, given: Any) -> Any:
 def check_layers(call: Call, given: Any) -> Any:
     if not callable(given):
         raise call.gave(shown(given), "what computes the layers")
+    note_builder(call, given)
     return given
 
 

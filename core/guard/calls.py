@@ -11,6 +11,7 @@ from typing import Any
 from core.errors import CoreError, PluginError
 
 MAX_SHOWN = 100
+HINT = "do without it, or install another version of it"
 _log = logging.getLogger(__name__)
 
 
@@ -37,7 +38,7 @@ class Call:
         return PluginError(
             f"{self.plugin} failed",
             f"{self.method}({asked}) of its {self.item} {what}",
-            "do without it, or install another version of it",
+            HINT,
         )
 
 

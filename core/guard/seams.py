@@ -24,6 +24,8 @@ from core.interfaces.transport import Transport
 
 _AS_A_CONFIG_MAY = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What reading a config raises if that says anything where something else is expected: who asks tells the user."""
+_AS_A_DISK_MAY = (OSError,)
+"""What `Weights` raises when files can't be read: no fault of who asks for tensors."""
 
 
 def guard(item: Any, plugin: str) -> None:
@@ -47,8 +49,8 @@ def _guard_architecture(item: Architecture, plugin: str) -> None:
         guard.watch(item, method, check_spec, _AS_A_CONFIG_MAY)
     for method in ("layer_tensors", "non_layer_tensors"):
         guard.watch(item, method, check_tensor_specs, _AS_A_CONFIG_MAY)
-    guard.watch(item, "build_layers", check_layers)
-    guard.watch(item, "build_embed_and_head", check_embed_and_head)
+    guard.watch(item, "build_layers", check_layers, _AS_A_DISK_MAY)
+    guard.watch(item, "build_embed_and_head", check_embed_and_head, _AS_A_DISK_MAY)
 
 
 def _guard_format(item: CheckpointFormat, plugin: str) -> None:

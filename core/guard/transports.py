@@ -39,8 +39,7 @@ def guard_transport(transport: Transport, guard: Guard) -> None:
         try:
             await listen(*args, task_status=status, **options)
         except (Exception, SystemExit) as error:
-            _refuse_unexplained(call, error)
-            raise
+            raise _told(call, error) from error.__cause__
         raise call.failed("returned, and it must serve until it is cancelled")
 
     @asynccontextmanager
@@ -58,15 +57,13 @@ async def _dialled(
     try:
         channel: Any = await stack.enter_async_context(dial(*call.args, **options))
     except (Exception, SystemExit) as error:
-        _refuse_unexplained(call, error)
-        raise
+        raise _told(call, error) from error.__cause__
     if not isinstance(channel, Channel):
         raise call.gave(shown(channel), "a Channel")
     return channel
 
 
-def _refuse_unexplained(call: Call, error: BaseException) -> None:
-    """Raises PluginError for an `error` that the interface does not speak of."""
+def _told(call: Call, error: BaseException) -> BaseException:
+    """The one that counts of a group, as it is if the interface speaks of it."""
     sole = sole_error(error)
-    if not is_excused(sole):
-        raise call.raised(sole) from error
+    return sole if is_excused(sole) else call.raised(sole)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
 from core import DType, Planner, Quantizer, Source, hookimpl
@@ -19,6 +21,9 @@ from core.coordinator.parity_check import ParityCheck
 from core.coordinator.settings import CoordinatorSettings
 from core.errors import ChannelClosed, PluginError
 from core.interfaces.architecture import LayerStack
+from core.node.agent import run_node
+from core.node.settings import NodeSettings
+from core.node.state import Activity
 from core.plugins import PluginHost
 from core.testing.cluster_in_memory import memory_cluster, pass_time
 from core.testing.transport import MemoryTransport
@@ -104,9 +109,9 @@ async def test_layers_that_fail_on_the_host_are_not_planned_for_again_and_again(
     monkeypatch.setattr(ParityCheck, "prepare", noted)
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a") as cluster:
-            said = "layers of core.blocks.decoder.PiecewiseDecoderStack failed"
+            said = "layers of its architecture 'llama', given float32 [24, 64], gave"
             status = await cluster.until(lambda status: said in status.detail)
-            assert "gave float32 [" in status.detail and "the shape and dtype that they get" in status.detail
+            assert "gave float32 [24, 7], and not the shape and dtype that they got" in status.detail
             await pass_time(clock, 60)
             assert len(asked) == 1
 
@@ -155,3 +160,35 @@ async def test_a_channel_that_fails_ends_its_link_alone(model: Path, quiet: None
                         await link.receive()
             await cluster.start_node("a")
             await cluster.ready()
+
+
+async def test_a_transport_that_fails_as_it_listens_begins_again(model: Path, quiet: None) -> None:
+    failing = trio.Event()
+
+    class Fragile(MemoryTransport):
+        name = "fragile"
+
+        async def listen(self, *args: Any, **options: Any) -> None:
+            if failing.is_set():
+                return await super().listen(*args, **options)
+            async with trio.open_nursery() as nursery:
+                port = await nursery.start(partial(super().listen, *args, credentials=options["credentials"]))
+                options["task_status"].started(port)
+                await failing.wait()
+                raise OSError("the network is gone")
+
+    plugins = host_with(core_transports=Fragile)
+    settings = CoordinatorSettings(Source(str(model)), "tiny", node_port=0, device="cpu", transport="fragile")
+    coordinator = Coordinator(settings, plugins=plugins)
+    with trio.fail_after(SECONDS):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(coordinator.run)
+            failing.set()
+            await trio.testing.wait_all_tasks_blocked()
+            node = NodeSettings("a", cluster_port=coordinator.node_port, device="cpu", threads=1, transport="fragile")
+            nursery.start_soon(run_node, node, plugins, Activity())
+            seen = coordinator.changes.count
+            while coordinator.status().state != "ready":
+                await coordinator.changes.wait(seen)
+                seen = coordinator.changes.count
+            nursery.cancel_scope.cancel()

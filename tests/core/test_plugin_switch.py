@@ -102,7 +102,7 @@ def test_the_switch_says_which_outside_plugins_are_loaded(
 
 def test_who_asks_for_what_is_switched_off_is_told(others: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "none")
-    with pytest.raises(PluginError, match="the plugin 'fair' of plugin-fair is left out by CORE_PLUGINS"):
+    with pytest.raises(PluginError, match=r"CORE_PLUGINS leaves out the plugins .*'fair'"):
         PluginHost.installed().planners.get("fair")
     shown = CliRunner().invoke(app, ["plugins"], env={"COLUMNS": "200"})
     assert "left out by CORE_PLUGINS" in shown.output
