@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import trio
 
@@ -36,7 +37,7 @@ PLAN_SECONDS = 60.0
 """A planner that takes longer is given up."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Planning:
     """Asks `planner` for plans of `model`.
 
@@ -95,9 +96,9 @@ class Planning:
             named = ", ".join(map(repr, sorted(absent)))
             raise PlanError(f"layers are pinned to {named}", "it is waited for", "see `core serve --pin`")
 
-    @property
+    @cached_property
     def asked(self) -> PlanRequest:
-        """What planners are asked for, whoever is there."""
+        """What planners are asked for, whoever is there. Each status tells it."""
         return self._request((), ())
 
     def gain(self, plan: Plan, route: Route, members: Sequence[Member]) -> str:
