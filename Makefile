@@ -21,7 +21,7 @@ define install
 		|| { echo "core needs Python 3.11 or newer, and $(PYTHON) is not: run make PYTHON=/path/to/a/newer/python" >&2; exit 1; }
 	@echo "Installing into $(VENV), which takes minutes the first time: torch is large"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '$(1)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '$(1)'
 endef
 
 $(INSTALLED): pyproject.toml constraints.txt

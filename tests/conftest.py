@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+TESTS = Path(__file__).parent
+SLOW = {"clients", "discovery", "end_to_end", "packaging"}
+CLUSTERS = {"coordinator", "node"}
 NOWHERE = Path(__file__) / "cache"
 """No folder can be made here."""
 
@@ -44,6 +47,15 @@ def entry_points_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plugins, "entry_points", lambda group: found(group, tuple(folders())))
         yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what is slow by where it is; in the rooms of coordinator and node, what takes a model starts a cluster."""
+    for item in items:
+        room = item.path.relative_to(TESTS).parts[0]
+        starts_cluster = room in CLUSTERS and "model" in getattr(item, "fixturenames", ())
+        if room in SLOW or starts_cluster:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,7 +9,7 @@ import itertools
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from operator import add
 
 import trio
@@ -44,7 +44,7 @@ PLAN_SECONDS = 60.0
 """A planner that takes longer is given up."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Planning:
     """Asks `planner` for plans of `model`.
 
@@ -109,9 +109,9 @@ class Planning:
             named = ", ".join(map(repr, sorted(absent)))
             raise PlanError(f"layers are pinned to {named}", "it is waited for", "see `core serve --pin`")
 
-    @property
+    @cached_property
     def asked(self) -> PlanRequest:
-        """What planners are asked for, whoever is there."""
+        """What planners are asked for, whoever is there. Each status tells it."""
         return self._request((), ())
 
     def asked_for(self, members: Sequence[Member]) -> PlanRequest:

@@ -310,13 +310,13 @@ async def test_a_machine_may_have_the_first_layers_and_the_last(
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "home", "away") as cluster:
             await cluster.ready()
-            undisturbed = await cluster.text(prompt, 400)
+            undisturbed = await cluster.text(prompt, 120)
             monkeypatch.setattr("core.coordinator.planning.planned", outer)
             await cluster.coordinator.rebalance()
             status = await cluster.ready(after_epoch=1)
             assert [hop.node_id for hop in status.hops] == ["home", "away", "home"]
             assert await cluster.text(prompt, TOKENS) == oracle
-            async with cluster.generating(prompt, 400) as running:
+            async with cluster.generating(prompt, 120) as running:
                 await cluster.until(lambda status: status.sessions == 1)
                 cluster.network.sever(cluster.machines["home"].port)
                 await cluster.ready(after_epoch=2)

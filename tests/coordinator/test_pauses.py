@@ -169,9 +169,9 @@ async def test_what_runs_on_a_node_that_leaves_moves_to_another(
     with trio.fail_after(SECONDS):
         async with memory_cluster(model, "a", max_nodes=1) as cluster:
             await cluster.ready()
-            whole = await cluster.text(prompt, 400)
+            whole = await cluster.text(prompt, 120)
             await cluster.start_node("b")
-            request = GenerationRequest(prompt, max_tokens=400, temperature=0)
+            request = GenerationRequest(prompt, max_tokens=120, temperature=0)
             async with cluster.coordinator.generate(request) as generation:
                 deltas = aiter(generation)
                 text = (await anext(deltas)).text

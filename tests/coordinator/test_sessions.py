@@ -325,8 +325,8 @@ async def test_a_context_can_be_filled_to_its_end(model: Path) -> None:
 async def test_a_session_whose_route_breaks_goes_on_with_the_next(model: Path, prompt: tuple[int, ...]) -> None:
     with trio.fail_after(SECONDS):
         async with ready_cluster(model) as cluster:
-            whole = await cluster.text(prompt, 400)
-            request = GenerationRequest(prompt, max_tokens=400, temperature=0)
+            whole = await cluster.text(prompt, 120)
+            request = GenerationRequest(prompt, max_tokens=120, temperature=0)
             async with cluster.coordinator.generate(request) as generation:
                 deltas = aiter(generation)
                 text = (await anext(deltas)).text

@@ -19,7 +19,7 @@ from core.testing.cluster import COORDINATOR, POLL_SECONDS, Cluster, open_cluste
 SECONDS = 600
 ENDLESS = "ade"
 """A prompt that the model comes to no end of."""
-MANY = 1000
+MANY = 400
 """Tokens of an answer that takes longer than it takes to find a process and kill it."""
 CHAT = {"model": "tested", "messages": [{"role": "user", "content": "Hello"}]}
 Streaming = Callable[..., Any]
