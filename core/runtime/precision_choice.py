@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from core.errors import ConfigError
-from core.interfaces.dtypes import DType
+from core.interfaces.dtypes import DType, KVDType
 from core.interfaces.quantizer import Quantizer
 from core.plugins import Registry
 from core.runtime.device import refuse_dtype
@@ -40,6 +40,7 @@ def choose_precision(
     dtype: DType | None = None,
     wire: str = AUTO,
     keep_head: bool = False,
+    kv: KVDType = KVDType.AUTO,
 ) -> Precision:
     """What was asked for, and for what was left open: 4-bit weights in int4, 8-bit ones in int8, others as they are.
 
@@ -60,6 +61,7 @@ def choose_precision(
         keep_head,
         head,
         _quality(quant, quantizer, compute),
+        kv,
     )
 
 
