@@ -93,7 +93,9 @@ class DecoderArchitecture(Architecture):
     def layer_cache(self, spec: ModelSpec, layer: int) -> CacheSize:
         shape = self._shape_of(spec)
         delta = shape.delta_of(layer)
-        return CacheSize(shape.kv_width, window=shape.window(layer)) if delta is None else GatedDelta.cache(delta)
+        if delta is not None:
+            return GatedDelta.cache(delta)
+        return CacheSize(shape.kv_width, window=shape.window(layer), token_rows=shape.kv_rows)
 
     def non_layer_tensors(self, spec: ModelSpec) -> tuple[TensorSpec, ...]:
         table = (spec.vocab_size, spec.hidden_size)

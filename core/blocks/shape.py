@@ -137,6 +137,11 @@ class DecoderShape:
         """Values that a token leaves in one layer's cache."""
         return 2 * self.kv_heads * self.head_dim if self.latent is None else self.latent.rank + self.latent.rotated
 
+    @property
+    def kv_rows(self) -> int:
+        """Of keys and of values, that a token leaves there."""
+        return 2 * self.kv_heads if self.latent is None else 1
+
     def norm(self, weight: Tensor) -> RMSNorm:
         kind = UnitOffsetRMSNorm if self.unit_offset_norms else RMSNorm
         return kind(weight, self.norm_eps)

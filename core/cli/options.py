@@ -10,6 +10,7 @@ import typer
 
 from core.cli.console import DTypeOption
 from core.errors import ConfigError
+from core.interfaces.dtypes import KVDType
 
 ModelName = Annotated[str, typer.Option(help="A Hugging Face repo id, a model directory, or a .gguf file.")]
 Revision = Annotated[str | None, typer.Option(help="The repo's branch, tag or commit.")]
@@ -26,6 +27,10 @@ Compute = Annotated[
 ]
 Wire = Annotated[
     DTypeOption, typer.Option(help="What hidden states travel in. auto: --dtype, but fp32 where fp16 could overflow.")
+]
+KV = Annotated[
+    KVDType,
+    typer.Option(help="What KV caches hold. auto: --dtype. int8: half of bf16's memory, at some loss and slower."),
 ]
 TransportName = Annotated[str, typer.Option(help="How machines reach each other.")]
 CacheDir = Annotated[Path | None, typer.Option(help="Where downloaded models are kept.")]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from core.cli.console import DTypeOption, counted, describe_precision, run, set_up_logging, show_bytes
-from core.cli.options import CacheDir, Compute, KeepHead, Quant, Revision, Wire, bounds
+from core.cli.options import KV, CacheDir, Compute, KeepHead, Quant, Revision, Wire, bounds
 from core.cli.plan_options import (
     DEFAULT_PLANNER,
     Excluded,
@@ -30,6 +30,7 @@ from core.cli.plan_options import (
 from core.cli.what_if import described, what_if
 from core.errors import ConfigError, PlanError
 from core.interfaces.checkpoint import Source
+from core.interfaces.dtypes import KVDType
 from core.interfaces.planner import PlanFor
 
 
@@ -83,6 +84,7 @@ def plan(
     keep_head: KeepHead = False,
     dtype: Compute = DTypeOption.AUTO,
     wire_dtype: Wire = DTypeOption.AUTO,
+    kv_dtype: KV = KVDType.AUTO,
     planner: PlannerName = DEFAULT_PLANNER,
     hf_cache_dir: CacheDir = None,
 ) -> None:
@@ -127,6 +129,7 @@ def plan(
             dtype=dtype.dtype,
             wire=wire_dtype,
             keep_head=keep_head,
+            kv=kv_dtype,
         )
         own = opened.embed_and_head_bytes(precision)
         if host_memory is not None and own > (usable := node_memory(host_memory)):

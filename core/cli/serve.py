@@ -36,6 +36,7 @@ from core.cli.console import (
     show_bytes,
 )
 from core.cli.options import (
+    KV,
     CacheDir,
     Compute,
     KeepHead,
@@ -67,6 +68,7 @@ from core.errors import ConfigError
 from core.gateway.dialects.forms import ToolSettings
 from core.gateway.settings import ApiSettings
 from core.interfaces.checkpoint import Source
+from core.interfaces.dtypes import KVDType
 from core.interfaces.engine import ClusterStatus
 from core.interfaces.planner import PlanFor
 from core.interfaces.transport import DEFAULT_TRANSPORT
@@ -104,6 +106,7 @@ def serve(
     keep_head: KeepHead = False,
     dtype: Compute = DTypeOption.AUTO,
     wire_dtype: Wire = DTypeOption.AUTO,
+    kv_dtype: KV = KVDType.AUTO,
     device: Annotated[str, typer.Option(help="The coordinator's own: auto, cuda, cuda:0, mps or cpu.")] = "auto",
     threads: Threads = None,
     compiles: Annotated[
@@ -197,6 +200,7 @@ def serve(
         keep_head=keep_head,
         dtype=dtype.dtype,
         wire_dtype=wire_dtype.value,
+        kv_dtype=kv_dtype,
         device=device,
         threads=threads,
         compiles=compiles,

@@ -173,6 +173,7 @@ class RouteBuilder:
             next_hop=downstream.number if downstream else None,
             shard=self._shard(hop),
             wire_dtype=hop.precision.wire,
+            kv_dtype=hop.precision.kv,
             link_token=token,
             downstream=downstream.member.fingerprint if downstream else None,
         )

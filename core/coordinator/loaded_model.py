@@ -63,6 +63,7 @@ def load_model(
         dtype=settings.dtype,
         wire=settings.wire_dtype,
         keep_head=settings.keep_head,
+        kv=settings.kv_dtype,
     )
     try_quantizer(model, precision, device)
     need, free = model.embed_and_head_bytes(precision), free_memory(device)

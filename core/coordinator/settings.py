@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from core.interfaces.checkpoint import Source
-from core.interfaces.dtypes import DType
+from core.interfaces.dtypes import DType, KVDType
 from core.interfaces.planner import PlanFor
 from core.interfaces.transport import DEFAULT_TRANSPORT
 
@@ -47,6 +47,7 @@ class CoordinatorSettings:
     keep_head: bool = False
     dtype: DType | None = None
     wire_dtype: str = "auto"
+    kv_dtype: KVDType = KVDType.AUTO
     device: str = "auto"
     threads: int | None = None
     compiles: bool = False

@@ -48,15 +48,16 @@ class ModelSpec:
 class CacheSize:
     """What one layer keeps for a session, in values of the compute dtype unless it says otherwise.
 
-    Each token leaves `token_values` with `Batch.attend` or `Batch.extend`, of which only those of the last `window`
-    tokens are of use (None: all). `state_values`, and `state_fp32_values` in float32, are what `BatchSegment.state`
-    holds, whatever the number of tokens.
+    Each token leaves `token_values` with `Batch.attend` or `Batch.extend`, in `token_rows` rows: one for each head of
+    keys, and of values. Only those of the last `window` tokens are of use (None: all). `state_values`, and
+    `state_fp32_values` in float32, are what `BatchSegment.state` holds, whatever the number of tokens.
     """
 
     token_values: int
     window: int | None = None
     state_values: int = 0
     state_fp32_values: int = 0
+    token_rows: int = 2
 
 
 @dataclass(frozen=True, slots=True)

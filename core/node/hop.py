@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import trio
 
 from core.errors import ChannelClosed, CoreError, NoKVRoom, ProtocolError
-from core.interfaces.dtypes import DType
+from core.interfaces.dtypes import DType, KVDType
 from core.link import Link
 from core.node.batches import Done, bytes_of, obey, rows_of, run_batch
 from core.node.hop_times import HopTimes
@@ -100,7 +100,7 @@ class Hop:
         await self._ended.wait()
 
     def _load_stage(self, loader: StageLoader) -> Loaded:
-        return loader.load(DType(self.assignment.wire_dtype))
+        return loader.load(DType(self.assignment.wire_dtype), KVDType(self.assignment.kv_dtype))
 
     def _ready(self, loaded: Loaded) -> None:
         self.stage, self.state = loaded.stage, "ready"

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import torch
 
 from core.errors import CheckpointError, CoreError, DamagedFile
 from core.interfaces.checkpoint import Progress, Source
-from core.interfaces.dtypes import DType
+from core.interfaces.dtypes import DType, KVDType
 from core.node.layer_keeper import LayerKeeper
 from core.parity import as_bytes, run_layer, run_operations
 from core.plugins import PluginHost
@@ -100,9 +100,9 @@ class StageLoader:
         with self._deciding:
             self._aborted = True
 
-    def load(self, wire_dtype: DType) -> Loaded:
+    def load(self, wire_dtype: DType, kv_dtype: KVDType = KVDType.AUTO) -> Loaded:
         """A stage with caches of its own."""
-        return self._repaired(lambda: self._load(wire_dtype))
+        return self._repaired(lambda: self._load(replace(self._precision(wire_dtype), kv=kv_dtype)))
 
     def hold(self) -> Loaded:
         """The layers in memory, for a later stage."""
@@ -122,11 +122,10 @@ class StageLoader:
             _log.warning("%s; what is damaged is set aside and downloaded again", error)
             return work()
 
-    def _load(self, wire_dtype: DType) -> Loaded:
+    def _load(self, precision: Precision) -> Loaded:
         started = time.monotonic()
         if self._compiles:
             refuse_without_compiler(self._device)
-        precision = self._precision(wire_dtype)
         with self._proven(precision) as (model, parts, seen):
             stage, _ = model.load_stage(self.layers, precision, self._device, self._progress("load"), seen, parts)
         if self._compiles:

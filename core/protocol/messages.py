@@ -147,7 +147,8 @@ class Assignment(Message, frozen=True):
     A hop's number is the coordinator's, and never used twice. Messages to a hop carry it, and so do a hop's answers.
     The hop hands on to `next_hop`; None: it is the last one, and answers the coordinator. `link_token` is what its
     downstream peer will show it, `downstream` whose certificate that will prove to hold where the link between them is
-    encrypted. Layers that the node holds already, of the same manifest, quantizer and dtype, are not loaded again.
+    encrypted. `kv_dtype` is what its KV caches hold. Layers that the node holds already, of the same manifest,
+    quantizer and dtype, are not loaded again.
     """
 
     TYPE: ClassVar = "ASSIGNMENT"
@@ -157,6 +158,7 @@ class Assignment(Message, frozen=True):
     wire_dtype: Name
     link_token: Secret
     downstream: Fingerprint | None = None
+    kv_dtype: Name = "auto"
 
 
 class StandBy(Message, frozen=True):

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from core.errors import StageError
 from core.interfaces.architecture import SessionState
+from core.interfaces.dtypes import KVDType
 from core.runtime.device import fast_dtype
+from core.runtime.kv_packing import PACKINGS
 from core.runtime.kv_room import KVRoom
 from core.runtime.layer_cache import BLOCK, LayerCache, capacity, forgotten
 
@@ -36,8 +38,8 @@ class Segment(Protocol):
 class SessionCache:
     """One session's KV on one stage. `length` is the number of tokens that it holds in every layer."""
 
-    def __init__(self, layers: range) -> None:
-        self.layers = {layer: LayerCache() for layer in layers}
+    def __init__(self, layers: range, kv: KVDType = KVDType.AUTO) -> None:
+        self.layers = {layer: LayerCache(PACKINGS[kv]) for layer in layers}
         self.state: dict[str, SessionState] = {}
         self.length = 0
 
@@ -61,8 +63,9 @@ class SessionCache:
 class CacheStore:
     """The sessions of one stage. Once it is `bounded`, no more of them are begun or extended than there is room for."""
 
-    def __init__(self, layers: range) -> None:
+    def __init__(self, layers: range, kv: KVDType = KVDType.AUTO) -> None:
         self._layers = layers
+        self._kv = kv
         self._sessions: dict[int, SessionCache] = {}
         self._capacities: dict[int, int] = {}
         """For how many tokens each session's caches have, or are about to have, memory."""
@@ -123,7 +126,7 @@ class CacheStore:
     def _begin(self, segment: Segment) -> SessionCache:
         cache = self._sessions.get(segment.session)
         if cache is None:
-            cache = self._sessions[segment.session] = SessionCache(self._layers)
+            cache = self._sessions[segment.session] = SessionCache(self._layers, self._kv)
         cache.length = segment.position
         return cache
 

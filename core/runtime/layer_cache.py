@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from core.errors import StageError
+from core.runtime.kv_packing import AS_THEY_ARE, KVPacking
 
 BLOCK = 256
 """A cache's capacity in tokens is a multiple of this."""
@@ -56,17 +59,18 @@ def _step(tokens: int) -> int:
 
 
 class LayerCache:
-    """Keys and values, [kv_heads, capacity, width] each, of a session's tokens from `first` on."""
+    """Keys and values of a session's tokens from `first` on, in blocks [kv_heads, capacity, any width]."""
 
-    def __init__(self, window: int | None = None) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
+    def __init__(self, packing: KVPacking = AS_THEY_ARE, window: int | None = None) -> None:
         self.first = 0
         self.window = window
+        self._packing = packing
+        self._blocks: list[Tensor] = []
+        """Those of the keys, and as many of the values."""
 
     @property
     def nbytes(self) -> int:
-        return sum(block.nbytes for block in (self.keys, self.values) if block is not None)
+        return sum(block.nbytes for block in self._blocks)
 
     def goes_back_to(self, position: int) -> bool:
         """Whether all that a row at `position` attends to before it is held."""
@@ -80,61 +84,62 @@ class LayerCache:
         self.window = window
         if start == 0:
             self.first = 0
-        end, k, v = start + len(k), k.transpose(0, 1), v.transpose(0, 1)
+        end, pack = start + len(k), self._packing.pack
+        new = [*pack(k.transpose(0, 1)), *pack(v.transpose(0, 1))]
         if window is not None and end - self.first > window_capacity(window):
-            return self._slide(start, end, k, v, window)
-        keys = self.keys = self._room(self.keys, k, start, end)
-        values = self.values = self._room(self.values, v, start, end)
-        at, rows = start - self.first, k.shape[1]
-        keys.narrow(1, at, rows).copy_(k)
-        values.narrow(1, at, rows).copy_(v)
+            return self._unpacked(self._slide(start, end, new, window), k.dtype)
+        self._blocks = self._roomy(new, start, end)
+        at, rows = start - self.first, len(k)
+        for block, written in zip(self._blocks, new, strict=True):
+            block.narrow(1, at, rows).copy_(written)
         seen = 0 if window is None else max(0, start + 1 - window - self.first)
-        return keys.narrow(1, seen, at + rows - seen), values.narrow(1, seen, at + rows - seen)
+        return self._unpacked([block.narrow(1, seen, at + rows - seen) for block in self._blocks], k.dtype)
 
     def prefix(self, length: int) -> LayerCache:
         """A cache of its own with the first `length` tokens. Raises StageError if what they need is forgotten."""
         if not self.goes_back_to(length):
             raise forgotten(length)
-        copied = LayerCache(self.window)
-        if self.keys is not None and self.values is not None:
-            copied.first = self.first
-            copied.keys, copied.values = (copied._room(None, block, 0, length) for block in (self.keys, self.values))
-            held = length - self.first
-            copied.keys[:, :held] = self.keys[:, :held]
-            copied.values[:, :held] = self.values[:, :held]
+        copied = LayerCache(self._packing, self.window)
+        copied.first, held = self.first, length - self.first
+        for block in self._blocks:
+            own = _block(block, held_tokens(length, self.window))
+            own[:, :held] = block[:, :held]
+            copied._blocks.append(own)
         return copied
 
-    def _room(self, block: Tensor | None, like: Tensor, start: int, end: int) -> Tensor:
-        """`block`, or a larger one that begins with what it holds up to `start`, with room for the tokens to `end`."""
-        if block is not None and end - self.first <= block.shape[1]:
-            return block
-        larger = like.new_empty(like.shape[0], held_tokens(end, self.window), like.shape[2])
-        if block is not None:
-            larger[:, : start - self.first] = block[:, : start - self.first]
+    def _unpacked(self, held: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        of_keys = len(held) // 2
+        return self._packing.unpack(held[:of_keys], dtype), self._packing.unpack(held[of_keys:], dtype)
+
+    def _roomy(self, like: Sequence[Tensor], start: int, end: int) -> list[Tensor]:
+        """The blocks, or larger ones with what they hold up to `start`, with room for the tokens up to `end`."""
+        if self._blocks and end - self.first <= self._blocks[0].shape[1]:
+            return self._blocks
+        larger = [_block(each, held_tokens(end, self.window)) for each in like]
+        for block, old in zip(larger, self._blocks, strict=False):
+            block[:, : start - self.first] = old[:, : start - self.first]
         return larger
 
-    def _slide(self, start: int, end: int, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
-        """Appends, and forgets all but the last tokens: the window, and as many as a session may go back."""
+    def _slide(self, start: int, end: int, new: Sequence[Tensor], window: int) -> list[Tensor]:
+        """Appends, and forgets all but the last tokens: the window, and as many as a session may go back.
+
+        Returns what the new ones see.
+        """
         kept, seen = max(self.first, end - window - ROLLBACK), max(self.first, start + 1 - window)
         low = min(kept, seen)
-        keys, values = (
-            rows if block is None else torch.cat((block[:, low - self.first : start - self.first], rows), dim=1)
-            for block, rows in ((self.keys, k), (self.values, v))
-        )
-        self.keys, self.values = (
-            self._refilled(block, rows[:, kept - low :], end)
-            for block, rows in ((self.keys, keys), (self.values, values))
-        )
+        before = [block[:, low - self.first : start - self.first] for block in self._blocks]
+        held = [torch.cat(both, dim=1) for both in zip(before, new, strict=True)] if before else list(new)
+        size = window_capacity(window)
+        if not self._blocks or self._blocks[0].shape[1] < size:
+            self._blocks = [_block(each, size) for each in new]
+        for block, rows in zip(self._blocks, held, strict=True):
+            block[:, : end - kept] = rows[:, kept - low :]
         self.first = kept
-        return keys[:, seen - low :], values[:, seen - low :]
+        return [rows[:, seen - low :] for rows in held]
 
-    def _refilled(self, block: Tensor | None, rows: Tensor, end: int) -> Tensor:
-        """A block of the largest size that begins with `rows`: `block`, if it is one."""
-        size = held_tokens(end, self.window)
-        if block is None or block.shape[1] < size:
-            block = rows.new_empty(rows.shape[0], size, rows.shape[2])
-        block[:, : rows.shape[1]] = rows
-        return block
+
+def _block(like: Tensor, tokens: int) -> Tensor:
+    return like.new_empty(like.shape[0], tokens, like.shape[2])
 
 
 def forgotten(position: int) -> StageError:

@@ -14,7 +14,7 @@ import torch
 from core.errors import CheckpointError, ConfigError
 from core.interfaces.architecture import Architecture, EmbedAndHead, LayerStack, ModelSpec, TensorSpec
 from core.interfaces.checkpoint import Checkpoint, Progress, Source, TensorInfo
-from core.interfaces.dtypes import DType
+from core.interfaces.dtypes import DType, KVDType
 from core.interfaces.quantizer import Quantizer
 from core.plugins import PluginHost
 from core.runtime.cuts import Cuts
@@ -33,7 +33,7 @@ Storage = Mapping[str, TensorInfo]
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How weights are packed, what stages compute in, and what hidden states travel in.
+    """How weights are packed, what stages compute in, what hidden states travel in, and what `kv` caches hold.
 
     `head` packs embedding and head if it isn't `quantizer` that does; `keep_head` leaves them in the compute dtype,
     whatever the quantizers. `quality` says in a short phrase what all of this costs in quality, if it is known.
@@ -45,6 +45,7 @@ class Precision:
     keep_head: bool = False
     head: Quantizer | None = None
     quality: str = field(default="", compare=False)
+    kv: KVDType = KVDType.AUTO
 
     @property
     def of_embed_and_head(self) -> Precision:
@@ -123,7 +124,7 @@ class Model:
 
     def session_cost(self, layers: range, precision: Precision) -> SessionCost:
         """What a session's caches of `layers` take."""
-        return SessionCost(self.layer_caches[layers.start : layers.stop], precision.compute)
+        return SessionCost(self.layer_caches[layers.start : layers.stop], precision.compute, precision.kv)
 
     @property
     def cuts(self) -> Cuts:
@@ -182,7 +183,8 @@ class Model:
     ) -> tuple[Stage, int]:
         """The stage, and the bytes that were read for it: as of `load_layers`."""
         stack, weights = self._load_layers(layers, precision, device, progress, seen, parts)
-        return Stage(stack, layers, device, precision.residual, nbytes=weights.nbytes), weights.read_bytes
+        stage = Stage(stack, layers, device, precision.residual, nbytes=weights.nbytes, kv=precision.kv)
+        return stage, weights.read_bytes
 
     def load_layers(
         self,

@@ -10,7 +10,7 @@ import torch
 
 from core.errors import ConfigError
 from core.interfaces.checkpoint import TensorInfo
-from core.interfaces.dtypes import DType
+from core.interfaces.dtypes import DType, KVDType
 from core.interfaces.quantizer import Quantizer
 from core.plugins import Registry
 from core.runtime.device import refuse_dtype
@@ -44,6 +44,7 @@ def choose_precision(
     dtype: DType | None = None,
     wire: str = AUTO,
     keep_head: bool = False,
+    kv: KVDType = KVDType.AUTO,
 ) -> Precision:
     """What was asked for, and for what was left open: quantized weights as they are stored, if all of them can be kept.
 
@@ -69,6 +70,7 @@ def choose_precision(
         keep_head,
         head,
         _quality(quant, quantizer, compute, model),
+        kv,
     )
 
 

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from core.interfaces.architecture import CacheSize
-from core.interfaces.dtypes import DType
+from core.interfaces.dtypes import DType, KVDType
+from core.runtime.kv_packing import PACKINGS
 from core.runtime.layer_cache import window_capacity
 
 ENDLESS = 1 << 40
@@ -20,9 +21,10 @@ class SessionCost:
     Two sessions never take less than one with the tokens of both.
     """
 
-    def __init__(self, sizes: Iterable[CacheSize], dtype: DType) -> None:
+    def __init__(self, sizes: Iterable[CacheSize], dtype: DType, kv: KVDType = KVDType.AUTO) -> None:
         self._kinds = Counter(sizes)
-        self._itemsize = dtype.itemsize
+        self._dtype = dtype
+        self._packing = PACKINGS[kv]
 
     def __call__(self, tokens: int) -> int:
         return sum(count * self._layer(size, tokens) for size, count in self._kinds.items())
@@ -33,8 +35,8 @@ class SessionCost:
 
     def _layer(self, size: CacheSize, tokens: int) -> int:
         held = tokens if size.window is None else min(tokens, window_capacity(size.window))
-        values = held * size.token_values + size.state_values
-        return values * self._itemsize + size.state_fp32_values * DType.FP32.itemsize
+        states = size.state_values * self._dtype.itemsize + size.state_fp32_values * DType.FP32.itemsize
+        return held * self._packing.token_bytes(size, self._dtype) + states
 
 
 def longest_session(cost: Callable[[int], int], nbytes: int) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 from core.errors import StageError
 from core.guard import compute_layers
 from core.interfaces.architecture import LayerStack
+from core.interfaces.dtypes import KVDType
 from core.runtime.kv_cache import CacheStore, Segment, SegmentBatch
 
 
@@ -29,11 +30,12 @@ class Stage:
         residual_dtype: torch.dtype,
         *,
         nbytes: int,
+        kv: KVDType = KVDType.AUTO,
     ) -> None:
         self.layers = layers
         self.device = device
         self.nbytes = nbytes
-        self.caches = CacheStore(layers)
+        self.caches = CacheStore(layers, kv)
         self.stack = stack
         self.residual_dtype = residual_dtype
 

@@ -31,22 +31,21 @@ def cache_sizes(skeleton: Skeleton) -> tuple[CacheSize, ...]:
         skeleton.run(skeleton.base, embeds, batch.positions[None], caches.of(batch, states.layers))
     own = skeleton.config.per_layer_config
     return tuple(
-        _size(states.layers.get(layer), _token_values(session, layer, own[layer], caches), caches.window(layer))
+        _size(caches, layer, session.cached.get(layer), states.layers.get(layer), own[layer])
         for layer in range(len(layers))
     )
 
 
-def _token_values(session: Session, layer: int, config: Any, caches: Caches) -> int:
-    """What its config says where its code does not get so far without values."""
-    if layer in session.cached:
-        return sum(held.shape[0] * held.shape[2] for held in session.cached[layer])
-    return configs.kv_width(config) if caches.attends(layer) else 0
-
-
-def _size(state: Any, token_values: int, window: int | None) -> CacheSize:
+def _size(caches: Caches, layer: int, cached: tuple[Tensor, Tensor] | None, state: Any, config: Any) -> CacheSize:
+    """Of keys and values, what its config says where its code does not get so far without values."""
+    if cached is not None:
+        values, rows = sum(each.shape[0] * each.shape[2] for each in cached), sum(each.shape[0] for each in cached)
+    else:
+        values, rows = configs.kv_width(config) if caches.attends(layer) else 0, 2
     held = list(tensors_of(state)) if state is not None else []
     in_fp32 = sum(tensor.numel() for tensor in held if tensor.dtype is torch.float32)
-    return CacheSize(token_values, window, sum(tensor.numel() for tensor in held) - in_fp32, in_fp32)
+    in_all = sum(tensor.numel() for tensor in held)
+    return CacheSize(values, caches.window(layer), in_all - in_fp32, in_fp32, rows)
 
 
 def _run_without_values(stand_in: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

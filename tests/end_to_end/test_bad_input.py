@@ -151,6 +151,7 @@ def test_an_unknown_name_is_refused_with_those_that_there_are(model: Path, optio
         ("serve", "--dtype", "fp8"),
         ("serve", "--wire-dtype", "fp8"),
         ("plan", "--wire-dtype", "fp8"),
+        ("serve", "--kv-dtype", "fp8"),
         ("serve", "--node-port", "70000"),
         ("serve", "--local-nodes", "many"),
         ("node", "--cluster-port", "0"),

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from core.errors import StageError
 from core.interfaces.architecture import CacheSize
-from core.interfaces.dtypes import DType
+from core.interfaces.dtypes import DType, KVDType
 from core.runtime.kv_cache import CacheStore, SegmentBatch
+from core.runtime.kv_packing import PACKINGS
 from core.runtime.layer_cache import ROLLBACK, LayerCache, can_cut, capacity, held_tokens, window_capacity
 from core.runtime.session_cost import ENDLESS, SessionCost, longest_session
 
@@ -50,6 +51,35 @@ def test_rows_get_what_they_see_whatever_slid_out(steps: list[int], window: int)
         assert cache.nbytes == held_tokens(end, window) * 2 * KV_HEADS * DIM * 4
         start = end
     assert held_tokens(TOKENS, window) == min(window_capacity(window), capacity(TOKENS))
+
+
+@pytest.mark.parametrize("window", [None, WINDOW])
+def test_eight_bits_take_half_and_are_off_by_half_a_step_of_each_head_and_token(window: int | None) -> None:
+    k, v = keys_and_values()
+    k[7] *= 1000
+    v[8, 1] *= 1e-6
+    size = CacheSize(2 * KV_HEADS * DIM, window=window, token_rows=2 * KV_HEADS)
+    cost = SessionCost([size], DType.BF16, KVDType.INT8)
+    cache, whole = LayerCache(PACKINGS[KVDType.INT8]), LayerCache(PACKINGS[KVDType.INT8])
+    for start in range(0, TOKENS, 100):
+        end = start + 100
+        keys, values = cache.append(start, k[start:end], v[start:end], window)
+        assert cache.nbytes == cost(capacity(end))
+        for held, given in ((keys, k), (values, v)):
+            seen = given[end - held.shape[1] : end].transpose(0, 1)
+            step = seen.abs().amax(dim=-1, keepdim=True) / 127
+            assert ((held - seen).abs() <= 0.51 * step + 1e-7).all()
+    assert torch.equal(whole.append(0, k, v, window)[0][:, -100:], keys[:, -100:]), "however it is cut"
+    assert cache.prefix(TOKENS - 50).nbytes == cache.nbytes
+    plain = SessionCost([size], DType.BF16)
+    assert 0.5 < cost(capacity(TOKENS)) / plain(capacity(TOKENS)) < 0.6
+
+
+def test_a_row_without_values_and_one_of_zeros_come_back_as_they_were() -> None:
+    cache = LayerCache(PACKINGS[KVDType.INT8])
+    keys, values = cache.append(0, torch.zeros(3, 1, DIM), torch.zeros(3, 1, 0))
+    assert torch.equal(keys, torch.zeros(1, 3, DIM))
+    assert values.shape == (1, 3, 0)
 
 
 @pytest.mark.parametrize("back", [1, 60, ROLLBACK])
