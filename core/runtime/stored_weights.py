@@ -10,6 +10,7 @@ from torch import Tensor
 
 from core.interfaces.quantizer import Linear
 from core.interfaces.stored import StoredForm, StoredWeight, Values
+from core.runtime.kernel_choice import normal
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _FP4 = (0.0, 0.0052083333, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25)
@@ -25,6 +26,9 @@ _TABLES = {
     Values.FP4: (*_FP4, *(-value for value in _FP4)),
     Values.NF4: _NF4,
 }
+
+
+_SCALES = {1: torch.float8_e8m0fnu, 2: torch.bfloat16, 4: torch.float32}
 
 
 @cache
@@ -81,6 +85,21 @@ def dequantise(weight: StoredWeight, rows: slice | None = None) -> Tensor:
     if weight.zeros is not None:
         result.add_(spread(weight.zeros, weight.form, weight.shape, rows))
     return result
+
+
+def made_up(form: StoredForm, shape: tuple[int, int]) -> StoredWeight:
+    """A weight of that form and shape, to try what keeps such: it stands for normally distributed numbers."""
+    rows, columns = shape
+    device, blocks = torch.device("cpu"), form.blocks(shape)
+    if form.values.bits == 4:
+        values = normal(rows, columns // 2, torch.float32, device).mul_(40).add_(128).clamp_(0, 255).to(torch.uint8)
+    elif form.values is Values.INT8:
+        values = normal(rows, columns, torch.float32, device).mul_(40).clamp_(-127, 127).to(torch.int8)
+    else:
+        kind = torch.float8_e4m3fn if form.values is Values.E4M3 else torch.float8_e5m2
+        values = normal(rows, columns, torch.float32, device).to(kind)
+    scales = torch.ones(blocks, dtype=_SCALES[form.scale_bytes])
+    return StoredWeight(form, values, scales, torch.zeros(blocks) if form.zeros else None)
 
 
 class SideBySide:
