@@ -32,10 +32,15 @@ _SCALES = {1: torch.float8_e8m0fnu, 2: torch.bfloat16, 4: torch.float32}
 
 
 @cache
+def number_table(kind: Values) -> Tensor:
+    """The 16 numbers that values of 4 bits stand for, in float32."""
+    return torch.tensor(_TABLES[kind], dtype=torch.float32)
+
+
+@cache
 def _pairs(kind: Values, device: torch.device) -> Tensor:
     """What each byte of two values of 4 bits stands for: two float32, as one int64."""
-    table = torch.tensor(_TABLES[kind], dtype=torch.float32)
-    byte = torch.arange(256)
+    table, byte = number_table(kind), torch.arange(256)
     return torch.stack((table[byte & 15], table[byte >> 4]), dim=-1).view(torch.int64)[:, 0].to(device)
 
 
