@@ -1,7 +1,7 @@
 """A model as it is published in MXFP4, kept so in one process with one thread, beside transformers in bf16.
 
-It has gpt-oss' proportions and random weights: layers of the same width, with fewer experts. transformers has the
-weights that they stand for. Rounds alternate, and ratios are taken within a round, of this thread's time alone, so that
+It has gpt-oss' proportions and random weights: layers of the same width, with fewer experts. transformers has what
+these weights stand for. Rounds alternate, and ratios are taken within a round, of this thread's time alone, so that
 others on the machine count less. Bytes are those of the layers, in memory and in the file. Needs about 5 GB of memory.
 """
 

@@ -26,7 +26,7 @@ from core.blocks.rope import RotaryEmbedding, Rotation, rope_parameters
 from core.blocks.shape import DecoderShape, Delta, Latent
 from core.runtime.device import fast_dtype
 from core.runtime.kernel_choice import TOLERANCE, Kernel, Kernels, Product, choose_kernels, normal, timed
-from core.runtime.stored_weights import dequantise, in_pairs, nibbles, numbers, spread
+from core.runtime.stored_weights import dequantise, in_pairs, nibbles, number_table
 from core.runtime.unquantized import Plain, PlainLinear, multiply
 
 __all__ = [
@@ -68,12 +68,11 @@ __all__ = [
     "multiply",
     "nibbles",
     "normal",
-    "numbers",
+    "number_table",
     "refuse_partial_rotation",
     "refuse_unless",
     "required",
     "rope_parameters",
     "size",
-    "spread",
     "timed",
 ]

@@ -58,7 +58,7 @@ class Mixture:
     transposed: bool = False
     """Fused experts are stored as [experts, in_features, out_features]."""
     biased: bool = False
-    """Router and experts have biases."""
+    """Router and experts have biases; those of experts are a tensor [experts, out_features] for each part."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for sizes that no mixture has."""

@@ -153,7 +153,9 @@ def _experts(mixture: Mixture, module: str, weights: Weights) -> tuple[GroupedLi
         )
         return gate_up, down
     gate, up, down_ = ([f"{module}.{n}.{part}.weight" for n in range(mixture.experts)] for part in mixture.parts)
-    return weights.experts(gate, up), weights.experts(down_)
+    *inner, outer = (f"{module}.{part}.bias" for part in mixture.parts)
+    biases = (inner, outer) if mixture.biased else (None, None)
+    return weights.experts(gate, up, bias=biases[0]), weights.experts(down_, bias=biases[1])
 
 
 def _expert_tensors(shape: DecoderShape, mixture: Mixture, module: str) -> tuple[TensorSpec, ...]:
@@ -163,12 +165,16 @@ def _expert_tensors(shape: DecoderShape, mixture: Mixture, module: str) -> tuple
             *_fused_tensors(mixture, f"{module}.gate_up_proj", 2 * inner, hidden),
             *_fused_tensors(mixture, f"{module}.down_proj", hidden, inner),
         )
-    sizes = zip(mixture.parts, ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True)
-    return tuple(
-        spec
-        for part, (rows, columns) in sizes
-        for n in range(mixture.experts)
-        for spec in linear_tensors(f"{module}.{n}.{part}", rows, columns)
+    sizes = list(zip(mixture.parts, ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True))
+    biases = [TensorSpec(f"{module}.{part}.bias", (mixture.experts, rows)) for part, (rows, _) in sizes]
+    return (
+        *(
+            spec
+            for part, (rows, columns) in sizes
+            for n in range(mixture.experts)
+            for spec in linear_tensors(f"{module}.{n}.{part}", rows, columns)
+        ),
+        *(biases if mixture.biased else ()),
     )
 
 

@@ -104,11 +104,11 @@ class Weights(Protocol):
     def linear(self, *modules: str) -> Linear:
         """The packed weight (and bias, where one is declared) of `modules`, fused along the output dimension."""
 
-    def experts(self, *weights: Sequence[str], bias: str | None = None) -> GroupedLinear:
+    def experts(self, *weights: Sequence[str], bias: str | Sequence[str] | None = None) -> GroupedLinear:
         """The packed weights of experts, each fused of `weights` along the output dimension.
 
         Each of `weights` names one tensor for every expert, in order, or one tensor that has them all. `bias` names a
-        tensor [experts, out_features].
+        tensor [experts, out_features], or several that are fused likewise.
         """
 
     def embedding(self, name: str) -> Embedding:

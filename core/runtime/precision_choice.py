@@ -15,7 +15,7 @@ from core.interfaces.quantizer import Quantizer
 from core.plugins import Registry
 from core.runtime.device import refuse_dtype
 from core.runtime.model import Model, Precision, Storage, choose_wire, runs_in_fp16
-from core.runtime.speed import product_seconds
+from core.runtime.speed import kept_seconds, product_seconds
 
 AUTO = "auto"
 _AS_STORED = "fp16"
@@ -24,6 +24,10 @@ _BY_BITS = ((4, "int4"), (8, "int8"))
 """A checkpoint that stores its weights in so many bits, or fewer, is packed so."""
 _DENSE_BITS = 16
 """A value of so many bits is not quantized."""
+_CHEAP_BITS = 8
+"""To pack values of so many bits again costs little quality."""
+_SLOW = 3.0
+"""What keeps weights as they are stored may take so many times as long."""
 _MUCH = 1.25
 """What is less exact is to be faster by so much."""
 _KEPT = "as the checkpoint is stored: perplexity within 1% of its own where measured"
@@ -48,18 +52,23 @@ def choose_precision(
 ) -> Precision:
     """What was asked for, and for what was left open: quantized weights as they are stored, if all of them can be kept.
 
-    If not, 4-bit weights in int4, 8-bit ones in int8, others as they are. Embedding and head go by themselves. Layers
-    compute in what is exact enough for the checkpoint; if that leaves a choice, in the faster on `device`.
+    If not, or if 8 bits are much slower so on `device`, 4-bit weights in int4, 8-bit ones in int8, others as they are.
+    Embedding and head go by themselves. Layers compute in what is exact enough for the checkpoint; if that leaves a
+    choice, in the faster on `device`.
 
     Raises ConfigError if layers are to be kept as they are stored, and can't be.
     """
     head = None
     if quant in (AUTO, _KEEPING):
-        quantizer = _choose(model.layer_storage(), model.layer_bits(), quantizers, partial(_layers_bytes, model))
-        storage, bits = model.embed_and_head_storage(), model.embed_and_head_bits()
-        head = _choose(storage, bits, quantizers, model.embed_and_head_bytes)
-        if quant == _KEEPING and quantizer.name != quant:
-            raise _not_kept(model.layer_storage(), quantizers.get(quant))
+        keeping, storage = quantizers.get(_KEEPING), model.embed_and_head_storage()
+        quantizer = _for_bits(model.layer_bits(), quantizers, partial(_layers_bytes, model))
+        head = _for_bits(model.embed_and_head_bits(), quantizers, model.embed_and_head_bytes)
+        if _keeps_all(keeping, storage):
+            head = keeping
+        if _keeps_all(keeping, model.layer_storage()):
+            quantizer = keeping if quant == _KEEPING or not _is_slow(keeping, quantizer, model, device) else quantizer
+        elif quant == _KEEPING:
+            raise _not_kept(model.layer_storage(), keeping)
     else:
         quantizer = quantizers.get(quant)
     compute = dtype or quantizer.compute or _compute(model, quantizer, device)
@@ -74,14 +83,20 @@ def choose_precision(
     )
 
 
-def _choose(
-    storage: Storage, bits: int | None, quantizers: Registry[Quantizer], sized: Callable[[Precision], int]
-) -> Quantizer:
-    keeping = quantizers.get(_KEEPING)
-    keeps = [info.form is not None and keeping.keeps(info.form) for info in storage.values()]
-    if any(keeps) and all(kept or not _is_quantized(info) for kept, info in zip(keeps, storage.values(), strict=True)):
-        return keeping
-    return _for_bits(bits, quantizers, sized)
+def _keeps_all(keeping: Quantizer, storage: Storage) -> bool:
+    """Whether there are quantized weights, and it keeps all of them as they are stored."""
+    quantized = [info.form for info in storage.values() if info.form is not None or _is_quantized(info)]
+    return bool(quantized) and all(form is not None and keeping.keeps(form) for form in quantized)
+
+
+def _is_slow(keeping: Quantizer, again: Quantizer, model: Model, device: torch.device) -> bool:
+    """Whether 8-bit weights multiply much faster once `again` has packed them, which costs little quality."""
+    shape, storage = model.largest_linear(), model.layer_storage()
+    form = next((info.form for info in storage.values() if info.form is not None), None)
+    if form is None or shape is None or form.values.bits < _CHEAP_BITS:
+        return False
+    packed = product_seconds(again, shape, [DType.BF16], device)[DType.BF16]
+    return kept_seconds(keeping, form, shape, DType.BF16, device) > _SLOW * packed
 
 
 def _is_quantized(info: TensorInfo) -> bool:

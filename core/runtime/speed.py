@@ -13,11 +13,14 @@ from torch import Tensor
 from core.interfaces.dtypes import DType
 from core.interfaces.planner import CHUNK_ROWS
 from core.interfaces.quantizer import Quantizer
+from core.interfaces.stored import StoredForm
 from core.runtime.device import synchronize, torch_dtype
 from core.runtime.kernel_choice import CHOOSER, Product, normal, timed
+from core.runtime.stored_weights import made_up
 
 _TRIES = 3
 _IN_FEATURES = 4096
+_KEPT = "kept"
 
 
 class WeightSpeed(NamedTuple):
@@ -72,6 +75,25 @@ def product_seconds(
         if CHOOSER.kept is not None:
             CHOOSER.kept.keep(key, {1: times})
     return {dtype: times[dtype] for dtype in dtypes if dtype in times}
+
+
+@torch.inference_mode()
+def kept_seconds(
+    quantizer: Quantizer, form: StoredForm, shape: tuple[int, int], dtype: DType, device: torch.device
+) -> float:
+    """What one row takes with a weight of `shape` that is kept in `form`. Found by trying, and kept likewise."""
+    product = Product(f"{quantizer.name} {form}", *shape, torch_dtype(dtype), device)
+    key = f"{product} on {device}, {torch.get_num_threads()} threads"
+    kept = CHOOSER.kept.recall(key) if CHOOSER.kept is not None else None
+    times = (kept or {}).get(1)
+    if times is None:
+        weight = made_up(form, (product.outputs(1), product.in_features))
+        linear = quantizer.keep(weight, None, dtype=product.dtype, device=device)
+        x = normal(1, product.in_features, product.dtype, device)
+        times = timed({_KEPT: lambda: linear(x)})
+        if CHOOSER.kept is not None:
+            CHOOSER.kept.keep(key, {1: times})
+    return times[_KEPT]
 
 
 def _product(quantizer: Quantizer, product: Product, dtype: DType) -> Callable[[], Tensor]:

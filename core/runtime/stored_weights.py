@@ -10,6 +10,7 @@ from torch import Tensor
 
 from core.interfaces.quantizer import Linear
 from core.interfaces.stored import StoredForm, StoredWeight, Values
+from core.runtime.kernel_choice import normal
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _FP4 = (0.0, 0.0052083333, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25)
@@ -27,11 +28,19 @@ _TABLES = {
 }
 
 
+_SCALES = {1: torch.float8_e8m0fnu, 2: torch.bfloat16, 4: torch.float32}
+
+
+@cache
+def number_table(kind: Values) -> Tensor:
+    """The 16 numbers that values of 4 bits stand for, in float32."""
+    return torch.tensor(_TABLES[kind], dtype=torch.float32)
+
+
 @cache
 def _pairs(kind: Values, device: torch.device) -> Tensor:
     """What each byte of two values of 4 bits stands for: two float32, as one int64."""
-    table = torch.tensor(_TABLES[kind], dtype=torch.float32)
-    byte = torch.arange(256)
+    table, byte = number_table(kind), torch.arange(256)
     return torch.stack((table[byte & 15], table[byte >> 4]), dim=-1).view(torch.int64)[:, 0].to(device)
 
 
@@ -81,6 +90,21 @@ def dequantise(weight: StoredWeight, rows: slice | None = None) -> Tensor:
     if weight.zeros is not None:
         result.add_(spread(weight.zeros, weight.form, weight.shape, rows))
     return result
+
+
+def made_up(form: StoredForm, shape: tuple[int, int]) -> StoredWeight:
+    """A weight of that form and shape, to try what keeps such: it stands for normally distributed numbers."""
+    rows, columns = shape
+    device, blocks = torch.device("cpu"), form.blocks(shape)
+    if form.values.bits == 4:
+        values = normal(rows, columns // 2, torch.float32, device).mul_(40).add_(128).clamp_(0, 255).to(torch.uint8)
+    elif form.values is Values.INT8:
+        values = normal(rows, columns, torch.float32, device).mul_(40).clamp_(-127, 127).to(torch.int8)
+    else:
+        kind = torch.float8_e4m3fn if form.values is Values.E4M3 else torch.float8_e5m2
+        values = normal(rows, columns, torch.float32, device).to(kind)
+    scales = torch.ones(blocks, dtype=_SCALES[form.scale_bytes])
+    return StoredWeight(form, values, scales, torch.zeros(blocks) if form.zeros else None)
 
 
 class SideBySide:

@@ -90,9 +90,10 @@ class StageWeights:
 
         return self._part(("linear", *modules), make)
 
-    def experts(self, *weights: Sequence[str], bias: str | None = None) -> GroupedLinear:
+    def experts(self, *weights: Sequence[str], bias: str | Sequence[str] | None = None) -> GroupedLinear:
         def make() -> tuple[GroupedLinear, int]:
-            biases = self._read(bias) if bias is not None else None
+            named = [bias] if isinstance(bias, str) else bias or ()
+            biases = torch.cat([self._read(name) for name in named], dim=1) if named else None
             parts = zip(*map(self._by_expert, weights), strict=True)
             shape = self._experts_shape(weights)
             packed: GroupedLinear

@@ -249,30 +249,30 @@ def _save_sharded(weights: Mapping[str, Tensor], directory: Path, shards: int) -
 
 
 def write_gguf(directory: Path, path: Path, quant: str = "F16", *, part_tensors: int = 0) -> Path:
-    """Converts a tiny llama, qwen2 or qwen3 checkpoint to a GGUF file as llama.cpp's converter would; returns `path`.
+    """Converts a tiny checkpoint to a GGUF file as llama.cpp's converter would; returns `path`.
 
     With `part_tensors`, a file holds so many tensors, and there are as many files as that takes: then it is the first
     one's path, `path`'s name with -00001-of-00003 and so on, that is returned.
 
     `quant` is the type of the matrices: `F32`, `F16`, `BF16`, or one that `gguf.quants` can make, such as `Q8_0`,
-    `Q5_0`, `Q4_1` and `Q4_0`. Vectors stay in F32. Of llama, the rows of q and k change places, and the frequencies of
-    the rope type llama3 become factors; the rope types linear and yarn become metadata.
+    `Q5_0`, `Q4_1`, `Q4_0` and `MXFP4`. Vectors, routers and biases stay in F32. Of llama, the rows of q and k change
+    places, and the frequencies of the rope type llama3 become factors; linear and yarn become metadata.
     """
     import gguf
 
+    from core.testing.gguf_families import ARCHITECTURES, converted
+
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    writer = gguf.GGUFWriter(path, config["model_type"], split_max_tensors=part_tensors)
+    architecture = gguf.MODEL_ARCH[ARCHITECTURES[config["model_type"]]]
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture], split_max_tensors=part_tensors)
     _add_config(writer, config)
     _add_tokenizer(writer, directory, config)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config["model_type"].upper()], config["num_hidden_layers"])
-    for name, tensor in _load(directory).items():
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    for name, tensor in converted(config, _load(directory)):
         values = tensor.float().numpy()
-        if config["model_type"] == "llama" and ".self_attn.q_proj." in name:
-            values = _interleave_halves(values, config["num_attention_heads"])
-        if config["model_type"] == "llama" and ".self_attn.k_proj." in name:
-            values = _interleave_halves(values, config["num_key_value_heads"])
-        kind = gguf.GGMLQuantizationType[quant if values.ndim > 1 else "F32"]
         stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        plain = values.ndim == 1 or name.endswith("bias") or "ffn_gate_inp" in stored_name
+        kind = gguf.GGMLQuantizationType["F32" if plain else quant]
         writer.add_tensor(stored_name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -289,25 +289,25 @@ def _load(directory: Path) -> dict[str, Tensor]:
     }
 
 
-def _interleave_halves(values: Any, heads: int) -> Any:
-    return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-
-
 def _add_config(writer: Any, config: Mapping[str, Any]) -> None:
     from gguf import RopeScalingType
 
-    rope = config["rope_parameters"]
+    from core.testing.gguf_families import add_family_config
+
+    add_family_config(writer, config)
+    rope = config["rope_parameters"].get("full_attention", config["rope_parameters"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
     writer.add_vocab_size(config["vocab_size"])
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(RopeScalingType(rope["rope_type"]))
@@ -315,7 +315,7 @@ def _add_config(writer: Any, config: Mapping[str, Any]) -> None:
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if rope["rope_type"] == "llama3":
-        writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, config["head_dim"]).numpy())
+        writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, head_dim).numpy())
 
 
 def _llama3_factors(rope: Mapping[str, Any], head_dim: int) -> Tensor:

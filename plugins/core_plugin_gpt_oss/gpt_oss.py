@@ -1,14 +1,17 @@
 """How a gpt_oss config reads."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
+from core import ModelSpec
 from core.blocks import (
     DecoderArchitecture,
     DecoderShape,
+    DecoderSpec,
     Mixture,
     RotaryEmbedding,
     head_dim,
@@ -34,6 +37,9 @@ class GptOss(DecoderArchitecture):
     model_types = ("gpt_oss",)
     defaults: ClassVar[Mapping[str, Any]] = {"rope_theta": 150_000.0}
 
+    def read_config(self, config: Mapping[str, Any]) -> DecoderSpec:
+        return replace(super().read_config(config), fused_experts=True)
+
     def shape(self, config: Mapping[str, Any]) -> DecoderShape:
         bias = bool(config.get("attention_bias", True))
         return DecoderShape.from_config(
@@ -48,9 +54,7 @@ class GptOss(DecoderArchitecture):
                 config,
                 intermediate_size=required(config, "intermediate_size"),
                 normalised=True,
-                gate=partial(
-                    clamped_gate, alpha=config.get("swiglu_alpha", 1.702), limit=config.get("swiglu_limit", 7.0)
-                ),
+                gate=_gate(config),
                 router="router",
                 fused=True,
                 transposed=True,
@@ -58,13 +62,26 @@ class GptOss(DecoderArchitecture):
             ),
         )
 
+    def _shape_of(self, spec: ModelSpec) -> DecoderShape:
+        """Where each expert's weights are tensors of their own, as in GGUF files, gate and up are too."""
+        shape = self.shape(spec.config)
+        if shape.mixture is None or cast("DecoderSpec", spec).fused_experts:
+            return shape
+        gate = _gate(spec.config, interleaved=False)
+        return replace(shape, mixture=replace(shape.mixture, fused=False, transposed=False, gate=gate))
+
     def rotaries(self, config: Mapping[str, Any], head_dim: int) -> tuple[RotaryEmbedding, RotaryEmbedding]:
         scaling = config.get("rope_scaling") or config.get("rope_parameters") or YARN
         return super().rotaries({**config, "rope_scaling": scaling}, head_dim)
 
 
-def clamped_gate(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
-    """[rows, 2 * width] with gate and up in turn -> [rows, width]."""
-    gate, up = gate_up[..., ::2], gate_up[..., 1::2]
+def _gate(config: Mapping[str, Any], *, interleaved: bool = True) -> Callable[[Tensor], Tensor]:
+    alpha, limit = config.get("swiglu_alpha", 1.702), config.get("swiglu_limit", 7.0)
+    return partial(clamped_gate, alpha=alpha, limit=limit, interleaved=interleaved)
+
+
+def clamped_gate(gate_up: Tensor, alpha: float, limit: float, *, interleaved: bool = True) -> Tensor:
+    """[rows, 2 * width] with gate and up in turn, or one behind the other -> [rows, width]."""
+    gate, up = (gate_up[..., ::2], gate_up[..., 1::2]) if interleaved else gate_up.chunk(2, dim=-1)
     gate = gate.clamp(max=limit)
     return (up.clamp(-limit, limit) + 1) * (gate * (alpha * gate).sigmoid())

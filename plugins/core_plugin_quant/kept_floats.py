@@ -1,13 +1,15 @@
 """Small floats: MXFP4 and NVFP4 (E2M1), bitsandbytes' NF4 and FP4, FP8 (E4M3, E5M2), with scales as stored."""
 
+import ctypes
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from core import DType, StoredForm, StoredWeight, Values
-from core.blocks import Kernel, Kernels, Product, choose_kernels, dequantise
+from core.blocks import Kernel, Kernels, Product, choose_kernels, dequantise, number_table
+from core_plugin_quant.native import library
 from core_plugin_quant.parts import dequantised_parts
 from core_plugin_quant.report import wide_dtypes
 
@@ -25,7 +27,9 @@ class KeptFloats:
     def keep(
         self, weight: StoredWeight, bias: Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> "FloatLinear":
-        placed = replace(weight, values=weight.values.to(device), scales=weight.scales.to(device))
+        placed = replace(
+            weight, values=weight.values.contiguous().to(device), scales=weight.scales.contiguous().to(device)
+        )
         return FloatLinear(placed, dtype, bias, choose(placed, dtype))
 
 
@@ -70,7 +74,10 @@ def choose(weight: StoredWeight, dtype: torch.dtype) -> Kernels[FloatLinear]:
 
 def kernels(weight: StoredWeight, dtype: torch.dtype) -> dict[str, Kernel[FloatLinear]]:
     wides = wide_dtypes(weight.values.device, dtype).items()
-    return {f"dequantised to {name}": partial(_multiply_dequantised, wide=wide) for name, wide in wides}
+    found: dict[str, Kernel[FloatLinear]] = {
+        f"dequantised to {name}": partial(_multiply_dequantised, wide=wide) for name, wide in wides
+    }
+    return {**found, "native": _multiply_native} if _suits_native(weight) and library() is not None else found
 
 
 def _multiply_dequantised(linear: FloatLinear, x: Tensor, wide: torch.dtype) -> Tensor:
@@ -79,3 +86,30 @@ def _multiply_dequantised(linear: FloatLinear, x: Tensor, wide: torch.dtype) -> 
     for part in dequantised_parts(rows, columns, x.device):
         y[:, part] = given @ dequantise(linear.weight, part).to(wide).t()
     return y
+
+
+def _suits_native(weight: StoredWeight) -> bool:
+    form, on_cpu = weight.form, weight.values.device.type == "cpu"
+    tables = form.values.bits == 4 and form.rows == 1 and form.columns in (16, 32) and form.scale_bytes == 1
+    return tables and on_cpu and weight.shape[1] % 32 == 0
+
+
+def _multiply_native(linear: FloatLinear, x: Tensor) -> Tensor:
+    weight, kernels = linear.weight, library()
+    assert kernels is not None, "it was chosen"
+    wide, y = x.float(), torch.empty(len(x), weight.shape[0])
+    even, odd = wide[:, ::2].contiguous(), wide[:, 1::2].contiguous()
+    table, scales = number_table(weight.form.values), _scale_table(weight.scales.dtype)
+    if weight.factor != 1:
+        scales = scales * weight.factor
+    tensors = (weight.values, weight.scales, even, odd, y)
+    sizes = (len(x), *weight.shape, weight.form.columns // 2)
+    pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (*tensors, table, scales)]
+    kernels.small_floats(*pointers[:5], *map(ctypes.c_long, sizes), *pointers[5:])
+    return y.to(x.dtype)
+
+
+@cache
+def _scale_table(dtype: torch.dtype) -> Tensor:
+    """What each byte stands for as a scale, in float32."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype).float()

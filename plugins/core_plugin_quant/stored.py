@@ -13,7 +13,6 @@ from core.blocks import Plain
 from core_plugin_quant.kept_floats import KeptFloats
 from core_plugin_quant.kept_int4 import KeptInt4
 from core_plugin_quant.kept_int8 import KeptInt8
-from core_plugin_quant.kept_mxfp4 import KeptMXFP4
 
 
 class Kind(Protocol):
@@ -27,7 +26,7 @@ class Kind(Protocol):
         """`bias` is in `dtype` on `device` already."""
 
 
-KINDS: tuple[Kind, ...] = (KeptInt4(), KeptInt8(), KeptMXFP4(), KeptFloats())
+KINDS: tuple[Kind, ...] = (KeptInt4(), KeptInt8(), KeptFloats())
 
 
 class Stored(Plain):

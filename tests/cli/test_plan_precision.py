@@ -29,10 +29,10 @@ def planned(model: Path, *options: str) -> str:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ((), f"quant int4, dtype bf16, wire dtype bf16 ({AS_STORED})"),
-        (("--quant", "auto", "--dtype", "auto"), f"quant int4, dtype bf16, wire dtype bf16 ({AS_STORED})"),
+        ((), f"quant stored, dtype bf16, wire dtype bf16 ({AS_STORED})"),
+        (("--quant", "auto", "--dtype", "auto"), f"quant stored, dtype bf16, wire dtype bf16 ({AS_STORED})"),
         (("--quant", "fp16"), f"quant fp16, dtype bf16, wire dtype bf16 ({AS_STORED})"),
-        (("--dtype", "fp16"), f"quant int4, dtype fp16, wire dtype fp32 ({AS_STORED})"),
+        (("--dtype", "fp16"), f"quant stored, dtype fp16, wire dtype fp32 ({AS_STORED})"),
         (("--quant", "fp16", "--dtype", "fp32"), "quant fp16, dtype fp32, wire dtype fp32 (as the checkpoint)"),
     ],
 )

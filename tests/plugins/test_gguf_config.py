@@ -61,7 +61,7 @@ def test_the_makers_advice_on_how_to_draw_is_read(tiny: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda w: w.add_string("general.architecture", "gemma3"), r"'gemma3'.*llama, qwen2, qwen3"),
+        (lambda w: w.add_string("general.architecture", "gemma2"), r"'gemma2'.*llama, qwen2, qwen3"),
         (lambda w: w.add_uint16("split.count", 3), r"one of 3 parts.*model-00001-of-00003\.gguf"),
         (lambda w: w.add_uint32("llama.expert_count", 8), "mixture of experts"),
         (lambda w: w.add_head_count_kv([2, 1]), r"differ in their attention\.head_count_kv"),

@@ -16,6 +16,7 @@ from core import CheckpointError, DType, Source
 from core.errors import ConfigError
 from core.plugins import PluginHost
 from core.protocol.fields import Segment
+from core.runtime import precision_choice
 from core.runtime.model import Model, Precision
 from core.runtime.precision_choice import choose_precision
 from core.testing.checkpoints import tiny_checkpoint
@@ -24,6 +25,11 @@ from core.testing.published import KINDS, publish
 CPU = torch.device("cpu")
 PLUGINS = PluginHost.installed()
 IDS = [5, 9, 40, 41, 300, 7, 7, 100]
+
+
+@pytest.fixture(autouse=True)
+def what_is_kept_is_never_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision_choice, "kept_seconds", lambda *_: 0.0)
 
 
 def tiny(directory: Path, kind: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from core_plugin_quant import kept_floats, kept_int8, kept_mxfp4
+from core_plugin_quant import kept_floats, kept_int8
 from core_plugin_quant.stored import Stored
 from torch import Tensor
 
@@ -85,8 +85,6 @@ def test_each_kernel_gives_what_the_weight_stands_for(form: StoredForm, dtype: t
     linear = Stored().keep(weight, None, dtype=dtype, device=CPU)
     if isinstance(linear, kept_int8.HalvesLinear):
         kernels = kept_int8.kernels(CPU, dtype, linear.layout)
-    elif isinstance(linear, kept_mxfp4.MXFP4Linear):
-        kernels = kept_mxfp4.kernels(CPU, dtype)
     elif isinstance(linear, kept_floats.FloatLinear):
         kernels = kept_floats.kernels(linear.weight, dtype)
     else:

@@ -13,8 +13,9 @@ import pytest
 import torch
 from core_plugin_quant.int4 import Int4
 from core_plugin_quant.int8 import Int8
+from core_plugin_quant.stored import Stored
 
-from core import DType, Quantizer, Source
+from core import DType, Quantizer, Source, StoredForm, StoredWeight, Values
 from core.errors import PluginError
 from core.plugins import PluginHost
 from core.runtime import precision_choice, speed
@@ -77,7 +78,10 @@ def test_weights_are_packed_in_as_many_bits_as_they_are_stored_in(
 @pytest.mark.parametrize(
     ("kind", "expected"), [("Q4_0", "stored"), ("Q5_0", "int8"), ("Q8_0", "stored"), ("F16", "fp16")]
 )
-def test_a_gguf_file_says_in_how_many_bits(path: Path, tmp_path: Path, kind: str, expected: str) -> None:
+def test_a_gguf_file_says_in_how_many_bits(
+    path: Path, tmp_path: Path, kind: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision_choice, "kept_seconds", lambda *_: 0.0)
     file = write_gguf(path, tmp_path / "tiny.gguf", kind)
     with Model.open(Source(str(file)), PLUGINS) as model:
         assert names(chosen(model)) == (expected, expected)
@@ -205,6 +209,22 @@ def test_a_product_is_measured_once_in_each_dtype(monkeypatch: pytest.MonkeyPatc
     assert packed == [torch_dtype(dtype) for dtype in dtypes]
 
 
+@pytest.mark.parametrize("form", [StoredForm(Values.E4M3, 128, 128), StoredForm(Values.INT8, 32)], ids=str)
+def test_what_is_kept_is_measured_once(form: StoredForm) -> None:
+    kept: list[tuple[int, ...]] = []
+
+    class Noted(Stored):
+        name = f"noted {form.values}"
+
+        def keep(self, weight: StoredWeight, *args: Any, **kwargs: Any) -> Any:
+            kept.append(weight.shape)
+            return super().keep(weight, *args, **kwargs)
+
+    first, second = (speed.kept_seconds(Noted(), form, (256, 128), DType.BF16, CPU) for _ in range(2))
+    assert first == second > 0
+    assert kept == [(256, 128)]
+
+
 def test_a_dtype_in_which_a_product_is_wrong_is_not_among_those_measured() -> None:
     class Wrong(Int8):
         name = "wrong"
@@ -215,7 +235,7 @@ def test_a_dtype_in_which_a_product_is_wrong_is_not_among_those_measured() -> No
     assert set(speed.product_seconds(Wrong(), (256, 128), (DType.BF16, DType.FP16), CPU)) == {DType.BF16}
 
 
-def test_an_fp8_checkpoint_has_8_bits(tmp_path: Path) -> None:
+def test_an_fp8_checkpoint_is_kept_where_that_is_not_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from safetensors.torch import load_file, save_file
 
     tiny_checkpoint(tmp_path, layers=2)
@@ -228,4 +248,7 @@ def test_an_fp8_checkpoint_has_8_bits(tmp_path: Path) -> None:
     method = {"quant_method": "compressed-tensors", "format": "float-quantized"}
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": method}), encoding="utf-8")
     with Model.open(Source(str(tmp_path)), PLUGINS) as model:
-        assert names(chosen(model)) == ("int8", "fp16")
+        for seconds, expected in ((0.0, "stored"), (1e9, "int8")):
+            monkeypatch.setattr(precision_choice, "kept_seconds", lambda *_, spent=seconds: spent)
+            assert names(chosen(model)) == (expected, "fp16")
+        assert names(chosen(model, quant="stored")) == ("stored", "fp16")

@@ -1,0 +1,95 @@
+/* Products with weights of 4-bit values that are places in a table of 16 numbers, in blocks of 16 or 32 with a scale.
+
+   values: [rows, columns / 2], the first of two in the low bits; scales: [rows, columns / block], places in a table of 256.
+   even and odd: the columns of x [count, columns] of even and odd number, [count, columns / 2] each; y: [count, rows].
+   block_bytes: 8 or 16; columns: a multiple of 32. */
+
+#include <stdint.h>
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define CHUNK 16 /* bytes */
+
+#if defined(__AVX512F__)
+
+static float row(const uint8_t *values, const uint8_t *scales, const float *even, const float *odd, long chunks,
+                 long block_bytes, const float *table, const float *scale_table)
+{
+    const __m512 numbers = _mm512_loadu_ps(table);
+    __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (long chunk = 0; chunk < chunks; chunk++) {
+        const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(values + CHUNK * chunk)));
+        const __m512 low = _mm512_permutexvar_ps(bytes, numbers);
+        const __m512 high = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), numbers);
+        __m512 product = _mm512_mul_ps(low, _mm512_loadu_ps(even + CHUNK * chunk));
+        product = _mm512_fmadd_ps(high, _mm512_loadu_ps(odd + CHUNK * chunk), product);
+        __m512 scale;
+        if (block_bytes == CHUNK)
+            scale = _mm512_set1_ps(scale_table[scales[chunk]]);
+        else
+            scale = _mm512_mask_blend_ps(0xFF00, _mm512_set1_ps(scale_table[scales[2 * chunk]]),
+                                         _mm512_set1_ps(scale_table[scales[2 * chunk + 1]]));
+        sums[chunk & 1] = _mm512_fmadd_ps(product, scale, sums[chunk & 1]);
+    }
+    return _mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1]));
+}
+
+#elif defined(__AVX2__)
+
+/* The numbers of both halves of a table, of which bit 3 of a place says the half. */
+static inline __m256 look_up(__m256i places, __m256 first, __m256 second)
+{
+    const __m256 half = _mm256_castsi256_ps(_mm256_slli_epi32(places, 28));
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(first, places), _mm256_permutevar8x32_ps(second, places), half);
+}
+
+static float row(const uint8_t *values, const uint8_t *scales, const float *even, const float *odd, long chunks,
+                 long block_bytes, const float *table, const float *scale_table)
+{
+    const __m256 first = _mm256_loadu_ps(table), second = _mm256_loadu_ps(table + 8);
+    __m256 sums[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    for (long half = 0; half < 2 * chunks; half++) {
+        const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(values + 8 * half)));
+        const __m256 low = look_up(bytes, first, second);
+        const __m256 high = look_up(_mm256_srli_epi32(bytes, 4), first, second);
+        __m256 product = _mm256_mul_ps(low, _mm256_loadu_ps(even + 8 * half));
+        product = _mm256_fmadd_ps(high, _mm256_loadu_ps(odd + 8 * half), product);
+        const __m256 scale = _mm256_set1_ps(scale_table[scales[8 * half / block_bytes]]);
+        sums[half & 1] = _mm256_fmadd_ps(product, scale, sums[half & 1]);
+    }
+    float parts[8], sum = 0;
+    _mm256_storeu_ps(parts, _mm256_add_ps(sums[0], sums[1]));
+    for (int i = 0; i < 8; i++)
+        sum += parts[i];
+    return sum;
+}
+
+#else
+
+static float row(const uint8_t *values, const uint8_t *scales, const float *even, const float *odd, long chunks,
+                 long block_bytes, const float *table, const float *scale_table)
+{
+    float sum = 0;
+    for (long block = 0; block < CHUNK * chunks / block_bytes; block++) {
+        float part = 0;
+        for (long i = block * block_bytes; i < (block + 1) * block_bytes; i++)
+            part += table[values[i] & 15] * even[i] + table[values[i] >> 4] * odd[i];
+        sum += part * scale_table[scales[block]];
+    }
+    return sum;
+}
+
+#endif
+
+void small_floats(const uint8_t *values, const uint8_t *scales, const float *even, const float *odd, float *y,
+                  long count, long rows, long columns, long block_bytes, const float *table, const float *scale_table)
+{
+    const long bytes = columns / 2, blocks = bytes / block_bytes;
+#pragma omp parallel for if (rows * columns > 1 << 17)
+    for (long r = 0; r < rows; r++)
+        for (long i = 0; i < count; i++)
+            y[i * rows + r] = row(values + r * bytes, scales + r * blocks, even + i * bytes, odd + i * bytes,
+                                  bytes / CHUNK, block_bytes, table, scale_table);
+}
