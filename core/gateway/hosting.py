@@ -39,8 +39,8 @@ async def invite(request: AnyRequest) -> Invited:
 async def revoke(request: AnyRequest) -> Done:
     """Makes an open invite useless."""
     body = await read(request, RevokeBody)
-    await gateway_of(request).bridge.call(_membership(request).revoke, body.id)
-    return Done(f"invite {body.id} is revoked")
+    id: str = await gateway_of(request).bridge.call(_membership(request).revoke, body.id)
+    return Done(f"invite {id} is revoked")
 
 
 @post("/v1/cluster/members/decide", status_code=200, opt={HOST: True, DOCUMENTED: Documentation(Done, DecisionBody)})
@@ -56,7 +56,7 @@ async def decide(request: AnyRequest) -> Done:
 async def remove(request: AnyRequest) -> Done:
     """Turns a machine out, at once."""
     body = await read(request, RemoveBody)
-    name = await gateway_of(request).bridge.call(_membership(request).remove, body.name)
+    name: str = await gateway_of(request).bridge.call(_membership(request).remove, body.name)
     return Done(f"{name} is no member any more")
 
 
