@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from core import __version__
-from core.cli import bench, demo, doctor, invite, manifest, members, node, plan, plugins, rebalance, serve, top
+from core.cli import bench, demo, doctor, invite, keys, manifest, members, node, plan, plugins, rebalance, serve, top
 from core.errors import ConfigError, CoreError, PluginError, leaves
 from core.one_line import one_line
 
@@ -23,6 +23,7 @@ app.command("serve")(serve.serve)
 app.command("node")(node.node)
 app.command("invite")(invite.invite)
 app.command("members")(members.members)
+app.add_typer(keys.keys, name="keys")
 app.command("demo")(demo.demo)
 app.command("top")(top.top)
 app.command("rebalance")(rebalance.rebalance)

@@ -12,6 +12,7 @@ import typer
 from core.cli.console import why
 from core.errors import ConfigError
 from core.gateway.settings import KEEP_RESPONSES, ApiSettings, parse_keys
+from core.interfaces.api_keys import KeyBook
 
 KEY_VARIABLE = "CORE_API_KEY"
 KEEP_RESPONSES_MINUTES = KEEP_RESPONSES / 60
@@ -51,6 +52,7 @@ def api_settings(
     origins: list[str],
     max_time: float | None = None,
     keep_responses: float = KEEP_RESPONSES_MINUTES,
+    named_keys: KeyBook | None = None,
 ) -> ApiSettings:
     """Raises ConfigError for keys that can't be read, and for what contradicts itself."""
     keys = frozenset[str]()
@@ -64,6 +66,7 @@ def api_settings(
         tuple(origins),
         max_time=max_time or math.inf,
         keep_responses=keep_responses * 60,
+        named_keys=named_keys,
     )
 
 

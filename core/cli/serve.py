@@ -174,10 +174,13 @@ def serve(
 ) -> None:
     """Serve a model with the machines that join. The API is OpenAI's: any client of that works."""
     from core.trust.addresses import is_loopback
+    from core.trust.api_keys import ApiKeys
     from core.trust.link import refuse_no_host
+    from core.trust.state_dir import StateDir
 
     set_up_logging(log_level)
-    api = api_settings(api_key_file, allow_anonymous_api, cors_origin or [], max_time, keep_responses)
+    named_keys = ApiKeys(StateDir.open(state_dir))
+    api = api_settings(api_key_file, allow_anonymous_api, cors_origin or [], max_time, keep_responses, named_keys)
     api = replace(api, tools=ToolSettings(tool_format, tools_as_text))
     least = min_nodes if min_nodes is not None else max(1, local_nodes)
     bounds(least, max_nodes)
@@ -274,7 +277,7 @@ async def serving(
         host, port = await nursery.start(serve_http, coordinator, api_host, api_port, api)
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         announce(f"API         {url}/v1")
-        if not (api.keys or ip_address(host).is_loopback):
+        if not (api.has_keys or ip_address(host).is_loopback):
             announce(f"WARNING     the API needs no key: everyone who reaches {host} may use it")
         await nursery.start(coordinator.run)
         yield Server(coordinator, url)

@@ -41,8 +41,9 @@ class HostsRegister:
         made, link = await self._do(lambda state: new_invite(state, seconds, name))
         return NewInvite(made.id, str(link), link.expires, link.hosts, link.port)
 
-    async def revoke(self, id: str) -> None:
+    async def revoke(self, id: str) -> str:
         await self._do(lambda state: Register(state).revoke(id))
+        return id
 
     async def approve(self, code: str) -> str:
         return await self._do(lambda state: Register(state).approve(code).node_id)

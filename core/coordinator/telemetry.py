@@ -14,6 +14,7 @@ import trio
 
 from core.coordinator.batch import Batch
 from core.coordinator.chunk_sizing import Average
+from core.coordinator.hop import Hop
 from core.coordinator.journal import Journal
 from core.coordinator.route import Route
 from core.coordinator.session import Session, Status
@@ -62,8 +63,9 @@ class Histogram:
 class _Hop:
     """One hop's averages over decode steps in microseconds, and its sums in seconds over all batches."""
 
-    def __init__(self, node_id: str) -> None:
-        self.node_id = node_id
+    def __init__(self, hop: Hop) -> None:
+        self.node_id = hop.member.node_id
+        self.layers, self.weight_bytes = (hop.layers.start, hop.layers.stop), hop.weight_bytes
         self.queue, self.compute = Average(), Average()
         self.queue_seconds = self.compute_seconds = 0.0
 
@@ -75,7 +77,8 @@ class _Hop:
             self.compute.add(compute_us)
 
     def status(self) -> HopStatus:
-        return HopStatus(self.node_id, (self.queue.value or 0) / 1000, (self.compute.value or 0) / 1000)
+        queue_ms, compute_ms = ((each.value or 0) / 1000 for each in (self.queue, self.compute))
+        return HopStatus(self.node_id, queue_ms, compute_ms, self.layers, self.weight_bytes)
 
 
 class Telemetry:
@@ -104,7 +107,7 @@ class Telemetry:
 
     def route_began(self, route: Route) -> None:
         self._epoch = route.epoch
-        self._hops = [_Hop(hop.member.node_id) for hop in route.hops]
+        self._hops = [_Hop(hop) for hop in route.hops]
         self.wire = Average()
         self.times.route_began()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Any, cast
 
 from litestar import Request
 from litestar.config.cors import CORSConfig
-from litestar.datastructures import Headers
+from litestar.datastructures import Cookie, Headers
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from core.errors import RequestError
@@ -31,42 +32,59 @@ _HERE = re.compile(
 address, or the one by which a container knows its machine."""
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """`name` is the one by which the engine tells clients apart; `host` may do what is the host's."""
+
+    name: str
+    host: bool
+
+
 class Callers:
     """Tells who asks: by an API key, by the cookie of a login that had one, or else by address."""
 
     def __init__(self, settings: ApiSettings) -> None:
         self.logins = Logins()
-        self.serves_here_alone = not (settings.keys or settings.allow_anonymous)
+        self._settings = settings
         self._digests = [_digest(key) for key in settings.keys]
+        self._had_keys = settings.has_keys
+        """That all of them are revoked opens nothing."""
 
-    def name(self, scope: Scope) -> str:
-        """By which the engine tells clients apart: a hash of the key, or the address.
+    @property
+    def need_keys(self) -> bool:
+        settings = self._settings
+        return not settings.allow_anonymous and (self._had_keys or settings.has_keys)
 
-        Raises Unauthorized for a key that is missing or wrong, where there are keys.
-        """
-        name = self._of_key(_key(scope)) or self.logins.client(scope)
-        if name:
-            return name
-        if self._digests and not scope["route_handler"].opt.get(OPEN):
+    @property
+    def serve_here_alone(self) -> bool:
+        return not (self.need_keys or self._settings.allow_anonymous)
+
+    def of(self, scope: Scope) -> Caller:
+        """Raises Unauthorized for a key that is missing or wrong, where one is needed."""
+        if caller := self._by_key(_digest(_key(scope))) or self.logged_in(scope):
+            return caller
+        if self.need_keys and not scope["route_handler"].opt.get(OPEN):
             raise _unknown_key()
-        return f"address {scope['client'][0]}" if scope["client"] else ""
+        return Caller(f"address {scope['client'][0]}" if scope["client"] else "", self.serve_here_alone)
 
-    def login(self, key: str) -> str:
-        """The name of whoever has `key`. Raises Unauthorized, or RequestError where no key is needed."""
-        if not self._digests:
+    def logged_in(self, scope: Scope) -> Caller | None:
+        return self._by_key(self.logins.key(scope))
+
+    def login(self, key: str, scope: Scope) -> tuple[Caller, Cookie]:
+        """Whoever has `key`, and the cookie for it. Raises Unauthorized, or RequestError where there are no keys."""
+        if not (self._had_keys or self._settings.has_keys):
             raise RequestError("this server has no API keys", hint="ask without one", param="key")
-        if name := self._of_key(key):
-            return name
+        digest = _digest(key)
+        if caller := self._by_key(digest):
+            return caller, self.logins.open(digest, scope)
         raise _unknown_key()
 
-    def is_host(self, scope: Scope) -> bool:
-        """Whoever has a key is, or whoever reaches a server that is there for this machine alone."""
-        return self.serves_here_alone or bool(self._of_key(_key(scope)) or self.logins.client(scope))
-
-    def _of_key(self, key: str) -> str:
-        digest = _digest(key)
+    def _by_key(self, digest: bytes) -> Caller | None:
         known = [compare_digest(digest, each) for each in self._digests]
-        return f"key {digest.hex()[:16]}" if any(known) else ""
+        if any(known):
+            return Caller(f"key {digest.hex()[:16]}", host=False)
+        named = self._settings.named_keys.holder(digest) if self._settings.named_keys else None
+        return Caller(f"key of {named.name}", named.host) if named else None
 
 
 class Access:
@@ -74,7 +92,7 @@ class Access:
 
     Raises Unauthorized for a key that is missing or wrong, where there are keys; Forbidden for a web page of an origin
     that `cors` does not allow, and for one that came here by a trick of DNS, where no key would stop it; HostOnly for
-    what is the host's, where anybody may ask.
+    what is the host's, to anybody else.
     """
 
     def __init__(self, app: ASGIApp, callers: Callers, cors: CORSConfig | None) -> None:
@@ -84,18 +102,19 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._refuse_pages(Headers.from_scope(scope))
-        scope["auth"] = self._callers.name(scope)
-        if scope["route_handler"].opt.get(HOST) and not self._callers.is_host(scope):
+        caller = self._callers.of(scope)
+        scope["auth"] = caller.name
+        if scope["route_handler"].opt.get(HOST) and not caller.host:
             raise HostOnly(
                 "this is for the host alone",
-                "this server lets everyone in, so it can't tell who that is",
-                "give it an API key in place of --allow-anonymous-api, or use `core invite` and `core members`",
+                "it needs a key of the host's own",
+                "make one with `core keys add NAME --host`, or use `core invite` and `core members`",
             )
         await self._app(scope, receive, send)
 
     def _refuse_pages(self, headers: Headers) -> None:
         origin, host = headers.get("origin"), headers.get("host", "")
-        if self._callers.serves_here_alone and not _HERE.fullmatch(host):
+        if self._callers.serve_here_alone and not _HERE.fullmatch(host):
             raise Forbidden(
                 f"without an API key this server answers to no {host!r}",
                 "a web page may have given its own name this machine's address",

@@ -79,7 +79,7 @@ def create_app(engine: Engine, bridge: Bridge, settings: ApiSettings) -> Litesta
         engine, bridge, engine.served_model, engine.created, settings.max_time, memory, settings.tools, Pulse(engine)
     )
     app.state.callers = callers
-    app.state.openapi = document(ROUTES, keys_needed=bool(settings.keys))
+    app.state.openapi = document(ROUTES, keys_needed=callers.need_keys)
     return app
 
 

@@ -16,31 +16,31 @@ MAX_LOGINS = 256
 
 
 class Logins:
-    """Who is logged in, by the hash of the cookie's value. It lives in memory: a restart of the server ends all."""
+    """Which keys are logged in, by the hash of the cookie's value. A restart of the server ends all."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._clients: dict[bytes, tuple[str, float]] = {}
+        self._keys: dict[bytes, tuple[bytes, float]] = {}
 
-    def open(self, client: str, scope: Scope) -> Cookie:
-        """The cookie that stands for `client` from now on."""
-        while len(self._clients) >= MAX_LOGINS:
-            del self._clients[next(iter(self._clients))]
+    def open(self, key: bytes, scope: Scope) -> Cookie:
+        """The cookie that stands for the key with this hash from now on."""
+        while len(self._keys) >= MAX_LOGINS:
+            del self._keys[next(iter(self._keys))]
         token = secrets.token_urlsafe(32)
-        self._clients[_digest(token)] = client, self._now() + LOGIN_SECONDS
+        self._keys[_digest(token)] = key, self._now() + LOGIN_SECONDS
         return _cookie(scope, token, LOGIN_SECONDS)
 
     def close(self, scope: Scope) -> Cookie:
         """The cookie that takes the place of the request's own, which stands for nobody any more."""
-        self._clients.pop(_digest(_shown(scope)), None)
+        self._keys.pop(_digest(_shown(scope)), None)
         return _cookie(scope, "", 0)
 
-    def client(self, scope: Scope) -> str:
-        """Whom the request's cookie stands for, if a page of this server sends it; or empty."""
+    def key(self, scope: Scope) -> bytes:
+        """The hash of the key that the request's cookie stands for, if a page of this server sends it; or empty."""
         if Headers.from_scope(scope).get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            return ""
-        client, until = self._clients.get(_digest(_shown(scope)), ("", 0.0))
-        return client if self._now() < until else ""
+            return b""
+        key, until = self._keys.get(_digest(_shown(scope)), (b"", 0.0))
+        return key if self._now() < until else b""
 
 
 def _cookie(scope: Scope, value: str, seconds: int) -> Cookie:

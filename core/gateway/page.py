@@ -80,22 +80,22 @@ async def page_part(request: AnyRequest) -> Response[bytes]:
 async def me(request: AnyRequest) -> Me:
     """Says what whoever asks may do."""
     callers = callers_of(request)
-    return Me(callers.is_host(request.scope), bool(callers.logins.client(request.scope)))
+    return Me(callers.of(request.scope).host, callers.logged_in(request.scope) is not None)
 
 
 @post("/v1/login", status_code=200, opt={OPEN: True, DOCUMENTED: Documentation(Me, LoginBody)})
 async def login(request: AnyRequest) -> Response[Me]:
     """Gives a browser a cookie that does what the API key does, for pages of this server alone."""
     callers, body = callers_of(request), await read(request, LoginBody)
-    cookie = callers.logins.open(callers.login(body.key), request.scope)
-    return Response(Me(host=True, logged_in=True), cookies=[cookie])
+    caller, cookie = callers.login(body.key, request.scope)
+    return Response(Me(caller.host, logged_in=True), cookies=[cookie])
 
 
 @post("/v1/logout", status_code=200, opt={OPEN: True, DOCUMENTED: Documentation(Me)})
 async def logout(request: AnyRequest) -> Response[Me]:
     """Makes the browser's cookie useless."""
     callers = callers_of(request)
-    left = Me(host=callers.serves_here_alone, logged_in=False)
+    left = Me(host=callers.serve_here_alone, logged_in=False)
     return Response(left, cookies=[callers.logins.close(request.scope)])
 
 

@@ -233,11 +233,11 @@ async def _bind(host: str, port: int, settings: ApiSettings) -> socket.socket:
 
 
 def _require_keys(address: str, settings: ApiSettings) -> None:
-    if not (settings.keys or settings.allow_anonymous or ip_address(address).is_loopback):
+    if not (settings.has_keys or settings.allow_anonymous or ip_address(address).is_loopback):
         raise ConfigError(
             f"the API would be open to everyone who reaches {address}",
             "it has no API key",
-            "give keys with --api-key-file or CORE_API_KEY, listen on --api-host 127.0.0.1, "
+            "give keys with core keys add, --api-key-file or CORE_API_KEY, listen on --api-host 127.0.0.1, "
             "or let everyone in with --allow-anonymous-api",
         )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from core.errors import ConfigError
 from core.gateway.dialects.forms import ToolSettings
+from core.interfaces.api_keys import KeyBook
 
 PATIENCE = 60.0
 """For how many seconds a client may neither read what it is sent nor send what it announced."""
@@ -19,7 +20,8 @@ _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Without keys everyone is let in, which has to be allowed beyond this machine.
+    """Without keys everyone is let in, which has to be allowed beyond this machine. Whoever has one of `keys` may ask;
+    those of `named_keys` may be the host's, too, and come and go while the server runs.
 
     `cors_origins` are those of web pages that may ask; `patience` is in seconds, like `max_time`, which is how long any
     request may take, and `keep_responses`, which is how long later requests may refer to a response; 0: not at all.
@@ -33,7 +35,12 @@ class ApiSettings:
     max_time: float = math.inf
     max_connections: int | None = None
     keep_responses: float = KEEP_RESPONSES
+    named_keys: KeyBook | None = field(default=None, repr=False)
     tools: ToolSettings = field(default_factory=ToolSettings)
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.keys) or (self.named_keys is not None and self.named_keys.has_any())
 
     def __post_init__(self) -> None:
         if self.keys and self.allow_anonymous:

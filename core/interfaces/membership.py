@@ -69,7 +69,8 @@ class Membership(Protocol):
 
     async def invite(self, seconds: int, name: str) -> NewInvite: ...
 
-    async def revoke(self, id: str) -> None: ...
+    async def revoke(self, id: str) -> str:
+        """Makes an open invite useless; gives its id."""
 
     async def approve(self, code: str) -> str:
         """Lets in the machine that shows `code`; gives its name."""

@@ -64,11 +64,16 @@ class KVStatus:
 
 @dataclass(frozen=True, slots=True)
 class HopStatus:
-    """Averages of late over a hop's decode steps, in milliseconds: waiting for its turn, and computing."""
+    """A hop of the route that serves, with its layers, [start, end), and the bytes of their weights.
+
+    The times are averages of late over its decode steps, in milliseconds: waiting for its turn, and computing.
+    """
 
     node_id: str
     queue_ms: float
     compute_ms: float
+    layers: tuple[int, int] = (0, 0)
+    weight_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,8 +190,9 @@ class FakeMembership:
         self.asked.append(("invite", str(seconds), name))
         return NewInvite("a1b2c3", "core://join/abc", 1_900_000_000, ("192.168.1.2",), 7001)
 
-    async def revoke(self, id: str) -> None:
+    async def revoke(self, id: str) -> str:
         self.asked.append(("revoke", id))
+        return id
 
     async def approve(self, code: str) -> str:
         if code != "123456":

@@ -8,7 +8,7 @@ const { append, branch, change, choose, exported, imported, matches, merged, new
 const { events } = await import(new URL("sse.js", web));
 const { Reading } = await import(new URL("chat/exchange.js", web));
 const { textOf } = await import(new URL("chat/files.js", web));
-const { extended, hopsOf, memoryOf, othersOf, ratesOf, reasonOf, wireMs } = await import(new URL("cluster/route.js", web));
+const { extended, hopsOf, memoryOf, nextLayers, othersOf, ratesOf, reasonOf, wireMs } = await import(new URL("cluster/route.js", web));
 const { path } = await import(new URL("cluster/chart.js", web));
 const { outline } = await import(new URL("members/qr.js", web));
 
@@ -146,14 +146,27 @@ const node = (id, layers, more = {}) => ({ node_id: id, layers, detail: "", stat
 test("machines stand in the order of their layers, and others apart with the reason", () => {
   const status = {
     nodes: [node("b", [4, 8]), node("spare", null), node("a", [0, 4]), node("p", null, { detail: "it is paused: a game" })],
-    hops: [{ node_id: "a", compute_ms: 1 }, { node_id: "b", compute_ms: 2 }],
+    state: "ready",
+    hops: [{ node_id: "a", compute_ms: 1, layers: [0, 4] }, { node_id: "b", compute_ms: 2, layers: [4, 8] }],
     left_out: { spare: "slower with it" },
   };
-  assert.deepEqual(hopsOf(status).map(({ node: { node_id: id }, hop }) => [id, hop.compute_ms]), [["a", 1], ["b", 2]]);
-  assert.deepEqual(hopsOf({ ...status, hops: [] }).map(({ node: { node_id: id }, hop }) => [id, hop]), [["a", null], ["b", null]]);
-  const twice = [...status.hops, { node_id: "a", compute_ms: 3 }];
-  assert.deepEqual(hopsOf({ ...status, hops: twice }).map(({ hop }) => hop.compute_ms), [1, 2, 3]);
+  const order = (told) => hopsOf(told).map(({ node: { node_id: id }, layers, ms }) => [id, ...layers, ms]);
+  assert.deepEqual(order(status), [["a", 0, 4, 1], ["b", 4, 8, 2]]);
+  assert.deepEqual(order({ ...status, hops: [] }), [["a", 0, 4, null], ["b", 4, 8, null]]);
+  assert.deepEqual(order({ ...status, state: "loading" }), [["a", 0, 4, null], ["b", 4, 8, null]]);
+  const twice = [...status.hops, { node_id: "a", compute_ms: 3, layers: [8, 9] }];
+  assert.deepEqual(order({ ...status, hops: twice }).at(-1), ["a", 8, 9, 3]);
   assert.deepEqual(othersOf(status).map((each) => reasonOf(status, each)), ["slower with it", "it is paused: a game"]);
+});
+
+test("what serves is shown as it is while the next route is loaded beside it", () => {
+  const nodes = [node("a", [0, 1]), node("b", [1, 8]), node("new", [8, 9])];
+  const hops = [{ node_id: "a", compute_ms: 1, layers: [0, 8], weight_bytes: 5 }, { node_id: "b", compute_ms: 2, layers: [8, 9], weight_bytes: 6 }];
+  const status = { state: "ready", nodes, hops };
+  assert.deepEqual(hopsOf(status).map(({ layers, weights }) => [...layers, weights]), [[0, 8, 5], [8, 9, 6]]);
+  assert.deepEqual(othersOf(status).map(({ node_id: id }) => id), ["new"]);
+  assert.deepEqual(hopsOf(status).map(({ node: each, layers }) => nextLayers(each, layers)), [[0, 1], [1, 8]]);
+  assert.equal(nextLayers(node("a", [0, 4]), [0, 4]), null);
 });
 
 test("a link is found from either end, and one that nobody measured is not zero", () => {
@@ -162,7 +175,7 @@ test("a link is found from either end, and one that nobody measured is not zero"
 });
 
 test("memory is shown in parts of one", () => {
-  assert.deepEqual(memoryOf({ weight_bytes: 2, kv_bytes: 1, free_memory: 1 }), { weights: 0.5, kv: 0.25, free: 0.25 });
+  assert.deepEqual(memoryOf({ kv_bytes: 1, free_memory: 1 }, 2), { weights: 0.5, kv: 0.25, free: 0.25 });
 });
 
 test("an hour grows at its end and is forgotten at its beginning", () => {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 import httpx
 import pytest
 
 from core.gateway.settings import ApiSettings
+from core.interfaces.api_keys import KeyHolder
 
 HOSTS_OWN = [
     ("GET", "/v1/cluster/members", None),
@@ -87,22 +89,87 @@ class TestWhereEverybodyIsLetIn:
         assert (await client.get("/v1/me")).json()["host"] is False
 
 
+class Keys:
+    """Named keys: whether they are the host's, by the key."""
+
+    def __init__(self, **host: bool) -> None:
+        self.host = host
+
+    def has_any(self) -> bool:
+        return bool(self.host)
+
+    def holder(self, digest: bytes) -> KeyHolder | None:
+        found = [name for name in self.host if sha256(name.encode()).digest() == digest]
+        return KeyHolder(found[0], self.host[found[0]]) if found else None
+
+
 class TestWithKeys:
     @pytest.fixture
-    def settings(self) -> ApiSettings:
-        return ApiSettings(keys=frozenset({"first"}))
+    def named(self) -> Keys:
+        return Keys(mine=True, annas=False)
+
+    @pytest.fixture
+    def settings(self, named: Keys) -> ApiSettings:
+        return ApiSettings(keys=frozenset({"plain"}), named_keys=named)
 
     @pytest.mark.parametrize(("method", "path", "body"), HOSTS_OWN)
-    async def test_who_has_one_is(self, client: httpx.AsyncClient, method: str, path: str, body: Any) -> None:
-        assert (await client.request(method, path, json=body)).status_code == 401
-        key = {"authorization": "Bearer first"}
-        assert (await client.request(method, path, json=body, headers=key)).status_code == 200
+    async def test_the_hosts_own_key_is_needed(
+        self, client: httpx.AsyncClient, method: str, path: str, body: Any
+    ) -> None:
+        statuses = {
+            key: (await client.request(method, path, json=body, headers={"authorization": f"Bearer {key}"})).status_code
+            for key in ("nobodys", "mine", "annas", "plain")
+        }
+        assert statuses == {"nobodys": 401, "mine": 200, "annas": 403, "plain": 403}
 
     @pytest.mark.parametrize(("method", "path", "body"), HOSTS_OWN[1:])
     async def test_no_other_site_acts_with_a_login(
         self, client: httpx.AsyncClient, engine: Any, method: str, path: str, body: Any
     ) -> None:
-        await client.post("/v1/login", json={"key": "first"})
+        assert (await client.post("/v1/login", json={"key": "mine"})).json() == {"host": True, "logged_in": True}
         evil = {"origin": "https://evil.example", "sec-fetch-site": "cross-site"}
         assert (await client.request(method, path, json=body, headers=evil)).status_code == 403
         assert engine.membership.asked == []
+
+    async def test_a_revoked_key_and_its_logins_end_at_once(self, client: httpx.AsyncClient, named: Keys) -> None:
+        await client.post("/v1/login", json={"key": "annas"})
+        assert (await client.get("/v1/models")).status_code == 200
+        del named.host["annas"]
+        assert (await client.get("/v1/models")).status_code == 401
+        bearer = {"authorization": "Bearer annas"}
+        assert (await client.get("/v1/models", headers=bearer)).status_code == 401
+
+    async def test_clients_are_told_apart_by_whose_key_it_is(self, client: httpx.AsyncClient, engine: Any) -> None:
+        for key in ("mine", "annas"):
+            bearer = {"authorization": f"Bearer {key}"}
+            await client.post("/v1/completions", json={"model": "org/tiny", "prompt": "hi"}, headers=bearer)
+        assert [request.client for request in engine.requests] == ["key of mine", "key of annas"]
+
+
+class TestWithNamedKeysAlone:
+    @pytest.fixture
+    def named(self) -> Keys:
+        return Keys(mine=True)
+
+    @pytest.fixture
+    def settings(self, named: Keys) -> ApiSettings:
+        return ApiSettings(named_keys=named)
+
+    async def test_that_the_last_one_is_revoked_opens_nothing(self, client: httpx.AsyncClient, named: Keys) -> None:
+        named.host.clear()
+        assert (await client.get("/v1/models")).status_code == 401
+
+
+class TestWhereThereAreNoneYet:
+    @pytest.fixture
+    def named(self) -> Keys:
+        return Keys()
+
+    @pytest.fixture
+    def settings(self, named: Keys) -> ApiSettings:
+        return ApiSettings(named_keys=named)
+
+    async def test_the_first_one_closes_it_while_it_runs(self, client: httpx.AsyncClient, named: Keys) -> None:
+        assert (await client.get("/v1/models")).status_code == 200
+        named.host["annas"] = False
+        assert (await client.get("/v1/models")).status_code == 401

@@ -42,6 +42,10 @@ export async function findOut() {
   }
 }
 
+export function askForKey() {
+  access.set({ ...access.value, needsKey: true });
+}
+
 export async function logIn(key) {
   const body = { key };
   access.set({ needsKey: false, me: await ask("v1/login", { method: "POST", body }) });

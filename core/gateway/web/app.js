@@ -1,6 +1,6 @@
 // The page: its parts, which of them is shown, and the door where a key is needed.
 
-import { access, findOut, logIn, logOut } from "./api.js";
+import { access, askForKey, findOut, logIn, logOut } from "./api.js";
 import { Chat } from "./chat/view.js";
 import { ClusterView } from "./cluster/view.js";
 import { cluster, connected, follow } from "./live.js";
@@ -80,6 +80,7 @@ function App() {
       </nav>
       <${State} />
       ${me?.logged_in && html`<button type="button" class="plain" onClick=${logOut}>Log out</button>`}
+      ${me && !me.host && !me.logged_in && html`<button type="button" class="plain" onClick=${askForKey}>Log in</button>`}
     </header>
     <main tabindex="-1" class=${part.name} aria-label=${part.title}><${part.view} place=${rest} /></main>
   `;

@@ -5,6 +5,7 @@ import { answer } from "./exchange.js";
 import { hear, readAll, remove, save } from "./store.js";
 import { append, change, choose, exported, imported, newConversation, prompt } from "./tree.js";
 
+const DRAW_MS = 50;
 const SAVE_MS = 1000;
 const newId = () => crypto.randomUUID();
 
@@ -72,15 +73,24 @@ async function respond(conversation, parent) {
   chats.value.running.set(id, stopping);
   const messages = prompt(conversation, parent);
   await keep(append(conversation, { ...message, finish: "interrupted" }));
-  let saved = Date.now();
-  for await (const state of answer(messages, sampling, stopping.signal)) {
+  let state = {};
+  let timer = 0;
+  const draw = () => {
+    timer = 0;
     const latest = chats.value.all.get(id);
-    if (!latest) stopping.abort();
-    else if (Date.now() - saved > SAVE_MS) {
+    if (latest) put(change(latest, message.id, state));
+    else stopping.abort();
+  };
+  let saved = Date.now();
+  for await (state of answer(messages, sampling, stopping.signal)) {
+    timer ||= setTimeout(draw, DRAW_MS);
+    if (Date.now() - saved > SAVE_MS && chats.value.all.has(id)) {
       saved = Date.now();
-      await keep(change(latest, message.id, { ...state, finish: state.finish || "interrupted" }));
-    } else put(change(latest, message.id, state));
+      await keep(change(chats.value.all.get(id), message.id, { ...state, finish: state.finish || "interrupted" }));
+    }
   }
+  clearTimeout(timer);
+  draw();
   chats.value.running.delete(id);
   const latest = chats.value.all.get(id);
   if (latest) await keep(latest);

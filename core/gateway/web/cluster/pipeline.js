@@ -1,7 +1,7 @@
 // One picture of the pipeline: a token goes from the coordinator through each machine's layers, and back.
 
-import { bytes, html, milliseconds } from "../ui.js";
-import { hopsOf, memoryOf, wireMs } from "./route.js";
+import { bytes, counted, html, milliseconds } from "../ui.js";
+import { hopsOf, memoryOf, nextLayers, wireMs } from "./route.js";
 
 export function Pipeline({ status }) {
   const hops = hopsOf(status);
@@ -10,9 +10,9 @@ export function Pipeline({ status }) {
   const ids = ["", ...hops.map(({ node }) => node.node_id), ""];
   return html`<ol class=${`pipeline ${moves}`} tabindex="0" aria-label="The way of a token">
     <li class="end"><strong>Coordinator</strong><span>text, tokens, sampling</span></li>
-    ${hops.map(({ node, hop }, at) => [
-      html`<${Link} key=${`to ${at}`} ms=${wireMs(status, ids[at], ids[at + 1])} link=${node.link} />`,
-      html`<${Machine} key=${`${node.node_id} ${at}`} node=${node} hop=${hop} layers=${status.layers} />`,
+    ${hops.map((hop, at) => [
+      html`<${Link} key=${`to ${at}`} ms=${wireMs(status, ids[at], ids[at + 1])} link=${hop.node.link} />`,
+      html`<${Machine} key=${`${hop.node.node_id} ${at}`} hop=${hop} whole=${status.layers} />`,
     ])}
     <${Link} ms=${wireMs(status, ids.at(-2), "")} link="" />
     <li class="end"><strong>Coordinator</strong><span>the next token</span></li>
@@ -25,25 +25,27 @@ function Link({ ms, link }) {
     <span>${ms === null ? "not measured" : milliseconds(ms)}${relayed && html`<br /><em title=${relayed}>relayed</em>`}</span></li>`;
 }
 
-function Machine({ node, hop, layers }) {
-  const [start, end] = node.layers;
-  const memory = memoryOf(node);
+function Machine({ hop: { node, layers, weights, ms }, whole }) {
+  const [start, end] = layers;
+  const memory = memoryOf(node, weights);
+  const next = nextLayers(node, layers);
   return html`<li class="machine">
     <h3>${node.node_id}</h3>
-    <p class="note">${node.device} · ${node.state}${node.sessions ? ` · ${node.sessions} sessions` : ""}</p>
+    <p class="note">${node.device} · ${node.state}${node.sessions ? ` · ${counted(node.sessions, "session")}` : ""}</p>
     <svg class="share" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">
-      <rect class="ground" width="100" height="6" /><rect class="own" x=${(100 * start) / layers} width=${(100 * (end - start)) / layers} height="6" />
+      <rect class="ground" width="100" height="6" /><rect class="own" x=${(100 * start) / whole} width=${(100 * (end - start)) / whole} height="6" />
     </svg>
-    <p>Layers ${start} to ${end - 1} of ${layers}</p>
+    <p>Layers ${start} to ${end - 1} of ${whole}</p>
+    ${next && html`<p class="note">Next: ${next[0]} to ${next[1] - 1}</p>`}
     <svg class="share" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">
       <rect class="ground" width="100" height="6" /><rect class="own" width=${100 * memory.weights} height="6" />
       <rect class="kv" x=${100 * memory.weights} width=${100 * memory.kv} height="6" />
     </svg>
     <dl>
-      <div><dt>Weights</dt><dd>${bytes(node.weight_bytes)}</dd></div>
+      <div><dt>Weights</dt><dd>${bytes(weights)}</dd></div>
       <div><dt>KV cache</dt><dd>${bytes(node.kv_bytes)}</dd></div>
       <div><dt>Free</dt><dd>${bytes(node.free_memory)}</dd></div>
-      <div><dt>A step takes</dt><dd>${hop ? milliseconds(hop.compute_ms) : "not known"}</dd></div>
+      <div><dt>A step takes</dt><dd>${ms ? milliseconds(ms) : "not known"}</dd></div>
       <div><dt>Tokens served</dt><dd>${node.tokens.toLocaleString("en")}</dd></div>
     </dl>
     <${Progress} node=${node} />

@@ -2,18 +2,24 @@
 
 const GONE = ["paused", "failed"];
 
-// The machines of the route, each with its hop's times if they are known, from the first layers to the last.
-export function hopsOf({ nodes, hops }) {
+// The route from the first layers to the last: the one that serves, with its times, or the one that is being made.
+export function hopsOf({ state, nodes, hops }) {
   const byId = new Map(nodes.map((node) => [node.node_id, node]));
-  const serving = nodes.filter(({ layers }) => layers).sort((one, other) => one.layers[0] - other.layers[0]);
-  const timed = hops.filter(({ node_id: id }) => byId.get(id)?.layers);
-  const isWhole = serving.every(({ node_id: id }) => timed.some((hop) => hop.node_id === id));
-  if (timed.length && isWhole) return timed.map((hop) => ({ node: byId.get(hop.node_id), hop }));
-  return serving.map((node) => ({ node, hop: hops.find(({ node_id: id }) => id === node.node_id) ?? null }));
+  if (state === "ready" && hops.length && hops.every(({ node_id: id }) => byId.has(id)))
+    return hops.map((hop) => ({ node: byId.get(hop.node_id), layers: hop.layers, weights: hop.weight_bytes, ms: hop.compute_ms }));
+  const made = nodes.filter(({ layers }) => layers).sort((one, other) => one.layers[0] - other.layers[0]);
+  return made.map((node) => ({ node, layers: node.layers, weights: node.weight_bytes, ms: null }));
 }
 
-export function othersOf({ nodes }) {
-  return nodes.filter(({ layers }) => !layers);
+// The machines that have no part in it.
+export function othersOf(status) {
+  const used = new Set(hopsOf(status).map(({ node }) => node.node_id));
+  return status.nodes.filter(({ node_id: id }) => !used.has(id));
+}
+
+// The layers that a machine gets on the next route, if they are others; or null.
+export function nextLayers(node, [start, end]) {
+  return node.layers && (node.layers[0] !== start || node.layers[1] !== end) ? node.layers : null;
 }
 
 export function reasonOf({ left_out: leftOut }, node) {
@@ -27,7 +33,7 @@ export function wireMs({ wires }, one, other) {
 }
 
 // The memory of a machine in parts that add up to 1.
-export function memoryOf({ weight_bytes: weights, kv_bytes: kv, free_memory: free }) {
+export function memoryOf({ kv_bytes: kv, free_memory: free }, weights) {
   const whole = weights + kv + free || 1;
   return { weights: weights / whole, kv: kv / whole, free: free / whole };
 }

@@ -24,7 +24,7 @@ export function MembersView() {
     refresh();
   }, [version]);
   const { members, asking, invites, closed } = told;
-  if (me && !me.host) return html`<div class="page"><h1>Members</h1><p class="notice">Only the host sees and decides who is a member.</p></div>`;
+  if (me && !me.host) return html`<div class="page"><h1>Members</h1><p class="notice">Only the host sees and decides who is a member: with a key of core keys add NAME --host.</p></div>`;
   return html`<div class="page">
     <h1>Members</h1>
     ${trouble && html`<p class="notice" role="alert">${trouble}</p>`}
