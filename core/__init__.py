@@ -29,7 +29,7 @@ from core.interfaces.architecture import (
     Weights,
 )
 from core.interfaces.checkpoint import Checkpoint, CheckpointFormat, FileInfo, Progress, Source, TensorInfo
-from core.interfaces.dtypes import DType
+from core.interfaces.dtypes import DType, KVDType
 from core.interfaces.planner import (
     CHUNK_ROWS,
     COORDINATOR,
@@ -67,6 +67,7 @@ __all__ = [
     "CoreError",
     "Credentials",
     "DType",
+    "KVDType",
     "DamagedFile",
     "EmbedAndHead",
     "Embedding",

@@ -19,8 +19,8 @@ PAGES = [ROOT / name for name in _TRACKED.split()]
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"(?:^|[\s`/(])core (?P<name>[a-z]+)(?P<options>[^`|#\n]*)")
-OTHERS_OPTIONS = {"--system-site-packages", "--headless", "--folder", "--once"}
-"""Of pipx and core-node; --once is told of make's ARGS."""
+OTHERS_OPTIONS = {"--system-site-packages", "--headless", "--folder", "--once", "--index-url", "--pip-args"}
+"""Of pip, pipx and core-node; --once is told of make's ARGS."""
 
 
 @cache
