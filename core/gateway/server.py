@@ -34,6 +34,9 @@ PROBE_TICKS = 50
 
 KEEP_ALIVE = 60
 BACKLOG = 1024
+ACCEPTED_AT_ONCE = 16
+"""asyncio takes as many connections in one go as it is told that may wait, before it lets any be refused: a burst would
+take all files that the process may open, and log each connection that it then can't take."""
 DEFAULTS = ApiSettings()
 
 
@@ -91,7 +94,7 @@ class _Server(uvicorn.Server):
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=2 * GRACE,
-                backlog=BACKLOG,
+                backlog=ACCEPTED_AT_ONCE,
             )
         )
         self._on_startup = on_startup
@@ -170,6 +173,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
         self._on_startup()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
