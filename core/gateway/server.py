@@ -37,6 +37,9 @@ BODY_PATIENCES = 5
 """A body that comes in ever so small parts may take so many times the patience that each of them may."""
 KEEP_ALIVE = 60
 BACKLOG = 1024
+ACCEPTED_AT_ONCE = 16
+"""asyncio takes as many connections in one go as it is told that may wait, before it lets any be refused: a burst would
+take all files that the process may open, and log each connection that it then can't take."""
 DEFAULTS = ApiSettings()
 
 
@@ -94,7 +97,7 @@ class _Server(uvicorn.Server):
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE,
                 timeout_graceful_shutdown=2 * GRACE,
-                backlog=BACKLOG,
+                backlog=ACCEPTED_AT_ONCE,
             )
         )
         self._on_startup = on_startup
@@ -176,6 +179,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
         self._on_startup()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

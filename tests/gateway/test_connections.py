@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import sys
+import threading
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -9,8 +12,8 @@ import httpx
 import pytest
 import trio
 
-from core.gateway.connections import MAX_CONNECTIONS, _is_too_many, most_connections
-from core.gateway.server import serve_http
+from core.gateway.connections import MAX_CONNECTIONS, Connection, _is_too_many, most_connections
+from core.gateway.server import ACCEPTED_AT_ONCE, serve_http
 from core.gateway.settings import ApiSettings
 
 MOST = 8
@@ -30,6 +33,35 @@ async def test_one_connection_too_many_is_told_so_and_the_others_are_served(engi
             assert said.startswith(b"HTTP/1.1 503 ")
             assert b"too many connections" in said
             assert (await client.get("/v1/models")).status_code == 200
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="another event loop is used there")
+async def test_a_burst_is_taken_a_few_at_a_time_so_that_each_can_be_refused_before_the_next(
+    engine: Any, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, all_wait = [0], threading.Event()
+    accept, connection_made = socket.socket.accept, Connection.connection_made
+
+    def held_up(listener: socket.socket) -> Any:
+        assert all_wait.wait(300)
+        accepted = accept(listener)
+        taken[-1] += 1
+        return accepted
+
+    def made(connection: Connection, transport: Any) -> None:
+        taken.append(0)
+        connection_made(connection, transport)
+
+    with trio.fail_after(300):
+        host, port = await nursery.start(serve_http, engine, "127.0.0.1", 0, ApiSettings(max_connections=MOST))
+        monkeypatch.setattr(Connection, "connection_made", made)
+        monkeypatch.setattr(socket.socket, "accept", held_up)
+        async with AsyncExitStack() as burst:
+            for _ in range(6 * ACCEPTED_AT_ONCE):
+                last = await burst.enter_async_context(await trio.open_tcp_stream(host, port))
+            all_wait.set()
+            assert b"too many connections" in await last.receive_some()
+    assert max(taken) <= 2 * ACCEPTED_AT_ONCE, "the first are made when the second few have been taken"
 
 
 @pytest.mark.parametrize(
