@@ -28,11 +28,11 @@ from core.testing.fork_server import Forked, open_python
 
 COORDINATOR = "coordinator"
 """The name under which the `core serve` process goes."""
-START_SECONDS = 300.0
+START_SECONDS = 900.0
 END_SECONDS = 120.0
 """How long processes that were asked to end may take before they are killed, and the cluster fails."""
 POLL_SECONDS = 0.05
-REQUEST_SECONDS = 300.0
+REQUEST_SECONDS = 900.0
 _MARK = "CORE_TEST_CLUSTER"
 _ADDRESS = re.compile(r"^API +http://127\.0\.0\.1:(\d+)/v1\nnodes join +[\d.]+:(\d+)$", re.MULTILINE)
 

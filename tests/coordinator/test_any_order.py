@@ -35,7 +35,7 @@ from core.testing.cluster_in_memory import Machine, MemoryCluster, memory_cluste
 
 TIMES = int(os.environ.get("CORE_FUZZ", "1"))
 ORDERS = 15 * TIMES
-SECONDS = 300
+SECONDS = 900
 """For one order, with all that it leaves behind: many times what it takes."""
 SOON = 100
 NODES = ("a", "b", "c")

@@ -28,7 +28,7 @@ from core.coordinator.telemetry import Telemetry
 from core.coordinator.waiting_queue import WaitingQueue
 from core.errors import RouteError
 from core.interfaces.engine import ClusterStatus, GenerationRequest
-from core.interfaces.planner import Plan
+from core.interfaces.planner import Plan, StagePlan
 from core.protocol.codec import Packet
 from core.protocol.fields import Segment, Tensor
 from core.protocol.messages import HiddenState, RunPrefill
@@ -111,8 +111,11 @@ async def test_a_session_that_moves_while_it_is_queued_is_not_run_on_the_route_t
             assert opened.wait(300)
         return run(stage, hidden, segments, **options)
 
+    def without_b(*_: object) -> Plan:
+        return Plan((StagePlan("a", 0, 3, 1), StagePlan("c", 3, 6, 1)))
+
     with trio.fail_after(300):
-        options = {"rebalance": False, "prefix_cache": False, "speculation": False, "max_chunk": len(prompt)}
+        options = {"planner": "balanced", "prefix_cache": False, "speculation": False, "max_chunk": len(prompt)}
         async with memory_cluster(model, "a", "b", **options) as cluster:
             await cluster.ready()
             await cluster.start_node("c")
@@ -123,6 +126,7 @@ async def test_a_session_that_moves_while_it_is_queued_is_not_run_on_the_route_t
                 for each in running:
                     nursery.start_soon(each.run, cluster.coordinator, GenerationRequest(prompt, 150, temperature=0))
                 await cluster.until(lambda _: arrived.is_set() and cluster.coordinator.status().sessions == 6)
+                monkeypatch.setattr("core.coordinator.planning.planned", without_b)
                 await cluster.coordinator.rebalance()
                 await cluster.ready(after_epoch=1)
                 opened.set()

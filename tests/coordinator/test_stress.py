@@ -15,7 +15,7 @@ from core.interfaces.engine import GenerationRequest
 from core.runtime.stage import Stage
 from core.testing.cluster_in_memory import MemoryCluster, memory_cluster
 
-SECONDS = 300
+SECONDS = 900
 SESSIONS = 36
 LONGEST = 150
 STAGE_BYTES = 443_904

@@ -16,7 +16,7 @@ import trio
 
 from core.testing.cluster import COORDINATOR, POLL_SECONDS, Cluster, open_cluster
 
-SECONDS = 600
+SECONDS = 900
 ENDLESS = "ade"
 """A prompt that the model comes to no end of."""
 MANY = 400

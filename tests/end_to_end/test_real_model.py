@@ -22,7 +22,7 @@ from core.protocol.fields import Segment
 from core.runtime.model import Model, Precision
 from core.testing.cluster import Cluster, open_cluster
 
-SECONDS = 300
+SECONDS = 900
 TOKENS = 32
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 CHATS = [

@@ -12,7 +12,7 @@ import trio
 
 from core.testing.cluster import Cluster, open_cluster
 
-SECONDS = 600
+SECONDS = 900
 TOKENS = 60
 PROMPTS = ("ade", "Hello", "The layers of one model lie on several machines.", "machine machine")
 Streaming = Callable[..., Any]
