@@ -195,7 +195,7 @@ class Scheduler:
             place.most_cached = max(place.most_cached, end)
             if self._admission.cuts.is_snapshot(len(entry.tokens), end):
                 place.snapshot = end
-            elif entry.start == 0:
+            elif entry.start < place.snapshot:
                 place.snapshot = 0
 
     def _submitted(self, batch: Batch) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SNAPSHOT_TOKENS = 64
-"""See `ModelSpec.snapshots`."""
+"""See `ModelSpec.snapshots`. Layers with a window have such snapshots too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ MIN_TAIL = 16
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """`truncates` and `snapshots` as of ModelSpec; `windows` of all layers, None of those without."""
+    """`truncates` as of ModelSpec; `windows` of all layers, None of those without. `snapshots`: what can't be cut back
+    to any token can be to where the last snapshot was taken."""
 
     truncates: bool = True
     snapshots: bool = False
@@ -26,15 +27,19 @@ class Cuts:
         """
         if held == wanted:
             return wanted
-        if self.truncates:
-            return wanted if all(can_cut(held, wanted, window) for window in self.windows) else 0
+        if self.truncates and all(can_cut(held, wanted, window) for window in self.windows):
+            return wanted
         return snapshot if self.snapshots and snapshot <= wanted else 0
 
     def chunk_end(self, start: int, end: int, prompt: int) -> int:
         """Where a chunk of `prompt` tokens ends that could have all of [start, end): the last one is cut in two, so
         that a snapshot is taken shortly before the prompt's end."""
         last = (prompt - MIN_TAIL) // SNAPSHOT_TOKENS * SNAPSHOT_TOKENS
-        return last if self.snapshots and end == prompt and last > start + 1 else end
+        is_cut = self.snapshots and end == prompt and last > start + 1
+        return last if is_cut and not (self.truncates and self._has_all(prompt)) else end
+
+    def _has_all(self, tokens: int) -> bool:
+        return all(can_cut(tokens, 0, window) for window in self.windows)
 
     def is_snapshot(self, rows: int, end: int) -> bool:
         """Whether one is taken behind a segment of so many rows that ends there."""

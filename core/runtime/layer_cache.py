@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from core.errors import StageError
+from core.interfaces.architecture import SNAPSHOT_TOKENS
 from core.runtime.kv_packing import AS_THEY_ARE, KVPacking
 
 BLOCK = 256
@@ -59,7 +60,11 @@ def _step(tokens: int) -> int:
 
 
 class LayerCache:
-    """Keys and values of a session's tokens from `first` on, in blocks [kv_heads, capacity, any width]."""
+    """Keys and values of a session's tokens from `first` on, in blocks [kv_heads, capacity, any width].
+
+    With a window, what rows behind the last chunk see that ended at a multiple of SNAPSHOT_TOKENS stays as well: before
+    it slides out of the blocks, it becomes a snapshot.
+    """
 
     def __init__(self, packing: KVPacking = AS_THEY_ARE, window: int | None = None) -> None:
         self.first = 0
@@ -67,13 +72,21 @@ class LayerCache:
         self._packing = packing
         self._blocks: list[Tensor] = []
         """Those of the keys, and as many of the values."""
+        self._mark = 0
+        """Where the last such chunk ended."""
+        self._snapshot: list[Tensor] = []
+        """Of each block the last rows before the mark; empty while the blocks have them."""
 
     @property
     def nbytes(self) -> int:
-        return sum(block.nbytes for block in self._blocks)
+        return sum(block.nbytes for block in (*self._blocks, *self._snapshot))
 
     def goes_back_to(self, position: int) -> bool:
         """Whether all that a row at `position` attends to before it is held."""
+        return self._has(position) or (bool(self._snapshot) and position == self._mark)
+
+    def _has(self, position: int) -> bool:
+        """The same of the blocks alone."""
         return self.first == 0 or self.window is None or position >= self.first + self.window - 1
 
     def append(self, start: int, k: Tensor, v: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
@@ -82,30 +95,55 @@ class LayerCache:
         That is all up to their end, but what the first of them does not see within `window`.
         """
         self.window = window
-        if start == 0:
-            self.first = 0
+        self._go_to(start)
         end, pack = start + len(k), self._packing.pack
         new = [*pack(k.transpose(0, 1)), *pack(v.transpose(0, 1))]
         if window is not None and end - self.first > window_capacity(window):
-            return self._unpacked(self._slide(start, end, new, window), k.dtype)
-        self._blocks = self._roomy(new, start, end)
-        at, rows = start - self.first, len(k)
-        for block, written in zip(self._blocks, new, strict=True):
-            block.narrow(1, at, rows).copy_(written)
-        seen = 0 if window is None else max(0, start + 1 - window - self.first)
-        return self._unpacked([block.narrow(1, seen, at + rows - seen) for block in self._blocks], k.dtype)
+            seen = self._slide(start, end, new, window)
+        else:
+            seen = self._write(start, end, new)
+        if window is not None and len(k) > 1 and end % SNAPSHOT_TOKENS == 0:
+            self._mark, self._snapshot = end, []
+        return self._unpacked(seen, k.dtype)
 
     def prefix(self, length: int) -> LayerCache:
         """A cache of its own with the first `length` tokens. Raises StageError if what they need is forgotten."""
         if not self.goes_back_to(length):
             raise forgotten(length)
         copied = LayerCache(self._packing, self.window)
-        copied.first, held = self.first, length - self.first
-        for block in self._blocks:
+        from_blocks = self._has(length)
+        copied.first = self.first if from_blocks else length - self._snapshot[0].shape[1]
+        held = length - copied.first
+        for block in self._blocks if from_blocks else self._snapshot:
             own = _block(block, held_tokens(length, self.window))
             own[:, :held] = block[:, :held]
             copied._blocks.append(own)
+        if self._mark <= length:
+            copied._mark = self._mark
+            copied._snapshot = [rows.clone() for rows in self._snapshot] if from_blocks else []
         return copied
+
+    def _go_to(self, start: int) -> None:
+        """Forgets what is from there on. Raises StageError if what comes before is forgotten."""
+        if start == 0:
+            self.first, self._mark, self._snapshot = 0, 0, []
+        elif not self.goes_back_to(start):
+            raise forgotten(start)
+        elif not self._has(start):
+            for block, rows in zip(self._blocks, self._snapshot, strict=True):
+                block[:, : rows.shape[1]] = rows
+            self.first = start - self._snapshot[0].shape[1]
+        elif start < self._mark:
+            self._mark, self._snapshot = 0, []
+
+    def _write(self, start: int, end: int, new: Sequence[Tensor]) -> list[Tensor]:
+        """Appends; returns what the new ones see."""
+        self._blocks = self._roomy(new, start, end)
+        at, to = start - self.first, end - self.first
+        for block, rows in zip(self._blocks, new, strict=True):
+            block.narrow(1, at, to - at).copy_(rows)
+        seen = 0 if self.window is None else max(0, at + 1 - self.window)
+        return [block.narrow(1, seen, to - seen) for block in self._blocks]
 
     def _unpacked(self, held: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         of_keys = len(held) // 2
@@ -127,6 +165,10 @@ class LayerCache:
         """
         kept, seen = max(self.first, end - window - ROLLBACK), max(self.first, start + 1 - window)
         low = min(kept, seen)
+        marked = max(self.first, self._mark + 1 - window)
+        if self._mark > 0 and not self._snapshot and kept > marked:
+            at = slice(marked - self.first, self._mark - self.first)
+            self._snapshot = [block[:, at].clone() for block in self._blocks]
         before = [block[:, low - self.first : start - self.first] for block in self._blocks]
         held = [torch.cat(both, dim=1) for both in zip(before, new, strict=True)] if before else list(new)
         size = window_capacity(window)

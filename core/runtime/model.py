@@ -129,7 +129,8 @@ class Model:
     @property
     def cuts(self) -> Cuts:
         windows = frozenset(size.window for size in self.layer_caches)
-        return Cuts(self.spec.can_truncate, self.spec.snapshots, windows)
+        slides = self.spec.can_truncate and windows != {None}
+        return Cuts(self.spec.can_truncate, self.spec.snapshots or slides, windows)
 
     def embed_and_head_bytes(self, precision: Precision) -> int:
         """What embedding, norm and head hold on the coordinator."""

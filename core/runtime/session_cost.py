@@ -34,7 +34,9 @@ class SessionCost:
         return sum(count * self(tokens) for tokens, count in rooms.items())
 
     def _layer(self, size: CacheSize, tokens: int) -> int:
-        held = tokens if size.window is None else min(tokens, window_capacity(size.window))
+        held = tokens
+        if size.window is not None and tokens > window_capacity(size.window):
+            held = window_capacity(size.window) + size.window - 1  # the last are a snapshot
         states = size.state_values * self._dtype.itemsize + size.state_fp32_values * DType.FP32.itemsize
         return held * self._packing.token_bytes(size, self._dtype) + states
 

@@ -154,6 +154,19 @@ def test_sessions_of_any_length_decode_together_as_alone(family: tuple[str, Path
             assert stack._shares, "they were computed one after another"
 
 
+def test_sessions_share_no_pass_where_a_familys_code_counts_the_padding_too(tmp_path: Path) -> None:
+    with opened(tiny_family(tmp_path, "ctrl")) as (model, precision):
+        alone, shared = (model.load_stage(range(LAYERS), precision, CPU)[0] for _ in range(2))
+        for session, rows in ((1, 9), (2, 4)):
+            for stage in (alone, shared):
+                stage.run(random_rows(rows, 64, seed=session), [segment(0, rows, session)], outputs_only=False)
+        rows, batch = random_rows(2, 64, seed=3), [segment(9, 1, 1), segment(4, 1, 2)]
+        expected = [alone.run(rows[[at]], [each], outputs_only=False) for at, each in enumerate(batch)]
+        torch.testing.assert_close(shared.run(rows, batch, outputs_only=False), torch.cat(expected))
+        stack: Any = shared.stack
+        assert stack._shares is False
+
+
 def test_sessions_hold_what_was_planned(family: tuple[str, Path]) -> None:
     _, path = family
     with opened(path, DType.BF16) as (model, precision):

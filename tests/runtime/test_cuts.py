@@ -7,6 +7,7 @@ import pytest
 from core.runtime.cuts import ANYWHERE, MIN_TAIL, Cuts
 
 SNAPSHOTS = Cuts(truncates=False, snapshots=True)
+SLIDING = Cuts(snapshots=True, windows=frozenset({None, 100}))
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,9 @@ SNAPSHOTS = Cuts(truncates=False, snapshots=True)
         (Cuts(windows=frozenset({None, 100})), 200, 17, 0, 17),
         (Cuts(windows=frozenset({None, 100})), 5000, 4950, 0, 4950),
         (Cuts(windows=frozenset({None, 100})), 5000, 4000, 0, 0),
+        (SLIDING, 5000, 4000, 128, 128),
+        (SLIDING, 5000, 4950, 128, 4950),
+        (SLIDING, 200, 100, 128, 100),
         (Cuts(truncates=False), 5000, 5000, 0, 5000),
         (Cuts(truncates=False), 5000, 4999, 128, 0),
         (SNAPSHOTS, 5000, 5000, 128, 5000),
@@ -36,6 +40,7 @@ def test_caches_are_cut_to_what_they_still_know(
 def test_a_prompts_last_chunk_begins_at_a_snapshot(start: int, end: int, prompt: int, expected: int) -> None:
     assert SNAPSHOTS.chunk_end(start, end, prompt) == expected
     assert ANYWHERE.chunk_end(start, end, prompt) == end
+    assert SLIDING.chunk_end(start, end, prompt) == (expected if prompt > 300 else end)
     assert expected == end or prompt - expected >= MIN_TAIL
     assert SNAPSHOTS.is_snapshot(expected - start, expected) is (expected % 64 == 0)
     assert not ANYWHERE.is_snapshot(64, 64)

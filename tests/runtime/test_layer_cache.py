@@ -58,13 +58,13 @@ def test_eight_bits_take_half_and_are_off_by_half_a_step_of_each_head_and_token(
     k, v = keys_and_values()
     k[7] *= 1000
     v[8, 1] *= 1e-6
-    size = CacheSize(2 * KV_HEADS * DIM, window=window, token_rows=2 * KV_HEADS)
+    size = CacheSize(2 * KV_HEADS * DIM, token_rows=2 * KV_HEADS)
     cost = SessionCost([size], DType.BF16, KVDType.INT8)
     cache, whole = LayerCache(PACKINGS[KVDType.INT8]), LayerCache(PACKINGS[KVDType.INT8])
     for start in range(0, TOKENS, 100):
         end = start + 100
         keys, values = cache.append(start, k[start:end], v[start:end], window)
-        assert cache.nbytes == cost(capacity(end))
+        assert cache.nbytes == cost(held_tokens(end, window))
         for held, given in ((keys, k), (values, v)):
             seen = given[end - held.shape[1] : end].transpose(0, 1)
             step = seen.abs().amax(dim=-1, keepdim=True) / 127
@@ -92,6 +92,42 @@ def test_a_session_goes_back_a_little_at_any_time(back: int) -> None:
         assert cache.goes_back_to(again)
         keys, _ = cache.append(again, k[again : start + 1], v[again : start + 1], WINDOW)
         assert torch.equal(keys, k[max(0, again + 1 - WINDOW) : start + 1].transpose(0, 1))
+
+
+@pytest.mark.parametrize("kv", KVDType)
+def test_a_session_goes_back_to_the_end_of_its_last_whole_chunk(kv: KVDType) -> None:
+    k, v = keys_and_values()
+    cache, whole = LayerCache(PACKINGS[kv]), LayerCache(PACKINGS[kv])
+    expected = whole.append(0, k[:650], v[:650])
+    for start, end in ((0, 300), (300, 640), *((at, at + 1) for at in range(640, 1200))):
+        cache.append(start, k[start:end], v[start:end], WINDOW)
+    assert not cache.goes_back_to(641)
+    size = CacheSize(2 * KV_HEADS * DIM, WINDOW, token_rows=2 * KV_HEADS)
+    assert cache.nbytes == SessionCost([size], DType.FP32, kv)(capacity(1200))
+    copied = cache.prefix(640)
+    for each in (cache, copied, cache, copied):
+        found = each.append(640, k[640:650], v[640:650], WINDOW)
+        for held, all_of_it in zip(found, expected, strict=True):
+            assert torch.equal(held, all_of_it[:, 641 - WINDOW :])
+        for at in range(650, 1200):
+            each.append(at, k[at : at + 1], v[at : at + 1], WINDOW)
+    cache.append(1150, k[:1], v[:1], WINDOW)
+    assert cache.goes_back_to(640)
+    short = copied.prefix(1200)
+    assert short.goes_back_to(640)
+    short.append(0, k[:1], v[:1], WINDOW)
+    for at in range(1, 700):
+        short.append(at, k[at : at + 1], v[at : at + 1], WINDOW)
+    assert not short.goes_back_to(64), "there was no chunk"
+
+
+def test_what_is_written_over_is_no_snapshot() -> None:
+    k, v = keys_and_values()
+    cache = LayerCache()
+    cache.append(0, k[:640], v[:640], WINDOW)
+    for at in range(600, 1000):
+        cache.append(at, k[at : at + 1], v[at : at + 1], WINDOW)
+    assert not cache.goes_back_to(640)
 
 
 def store_of(tokens: int, window: int | None) -> CacheStore:
@@ -152,7 +188,7 @@ def test_a_session_costs_its_tokens_its_windows_and_its_states() -> None:
     full, sliding, recurrent = CacheSize(10), CacheSize(10, window=WINDOW), CacheSize(0, None, 7, 5)
     cost = SessionCost([full, sliding, recurrent], DType.BF16)
     assert cost(256) == 2 * (2560 + 2560 + 7) + 20
-    assert cost(4096) == 2 * (40960 + 10 * window_capacity(WINDOW) + 7) + 20
+    assert cost(4096) == 2 * (40960 + 10 * (window_capacity(WINDOW) + WINDOW - 1) + 7) + 20
     assert cost.of({256: 2, 4096: 1}) == 2 * cost(256) + cost(4096)
     longest = longest_session(cost, 100_000)
     assert cost(longest) <= 100_000 < cost(longest + 1)
