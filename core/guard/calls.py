@@ -56,13 +56,13 @@ class Guard:
     def watch(self, object_: Any, method: str, check: Check, passes: tuple[type[Exception], ...] = ()) -> None:
         """From now on what `method` gives is checked, and what it raises is the plugin's, but for CoreErrors, a lack of
         memory and what `passes`."""
-        bound = getattr(object_, method)
+        own = vars(object_).get(method)
 
-        @wraps(bound)
+        @wraps(getattr(object_, method))
         def watched(*args: Any, **options: Any) -> Any:
             call = Call(self.plugin, self.item, method, args, options)
             try:
-                given = bound(*args, **options)
+                given = (own or of_class(object_, method))(*args, **options)
             except (Exception, SystemExit) as error:
                 if isinstance(error, passes) or is_excused(error):
                     raise
@@ -70,6 +70,14 @@ class Guard:
             return check(call, given)
 
         vars(object_)[method] = watched
+
+
+def of_class(object_: object, method: str) -> Callable[..., Any]:
+    """What `method` is by its class, whatever stands before it in the object itself."""
+    found = next(vars(kind)[method] for kind in type(object_).__mro__ if method in vars(kind))
+    bind = getattr(found, "__get__", None)
+    method_: Callable[..., Any] = found if bind is None else bind(object_, type(object_))
+    return method_
 
 
 def is_excused(error: BaseException) -> bool:

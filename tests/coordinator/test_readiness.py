@@ -195,7 +195,7 @@ async def test_whatever_a_planner_raises_is_told_with_its_name(
             with monkeypatch.context() as patch:
                 patch.setattr(type(PluginHost.installed().planners.get("measured")), "plan", broken)
                 await cluster.start_node("a")
-                await cluster.until(lambda status: "'measured' failed: ZeroDivisionError" in status.detail)
+                await cluster.until(lambda status: "'measured' raised ZeroDivisionError" in status.detail)
             await pass_time(clock, FAILED_SECONDS + 1)
             await cluster.ready()
 

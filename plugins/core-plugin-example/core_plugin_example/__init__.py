@@ -2,6 +2,8 @@
 
 from core import Quantizer, hookimpl
 
+CORE_API_VERSION = 1
+
 
 @hookimpl
 def core_quantizers() -> list[type[Quantizer]]:
