@@ -29,9 +29,23 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     native.library.cache_clear()
 
 
+FORMS = {
+    "mxfp4": MXFP4,
+    "nvfp4": NVFP4,
+    "blocks of e4m3": StoredForm(Values.E4M3, 32, 48, 4),
+    "rows of e4m3": StoredForm(Values.E4M3, 160, scale_bytes=2),
+    "e5m2": StoredForm(Values.E5M2, 160, 66, 4),
+}
+
+
 def varied(form: StoredForm) -> StoredWeight:
-    """With scales that differ."""
+    """With scales that differ, and each 8-bit float that is a number."""
     weight, generator = made_up(form, (66, 160)), torch.Generator().manual_seed(0)
+    if form.values.bits == 8:
+        every = torch.arange(66 * 160).remainder(256).to(torch.uint8).view(weight.values.dtype).view(66, 160)
+        numbers = torch.where(every.float().isfinite(), every.float(), 0.0).to(every.dtype)
+        scales = torch.rand(weight.scales.shape, generator=generator).div(1000).to(weight.scales.dtype)
+        return replace(weight, values=numbers, scales=scales)
     exponents = torch.randint(120, 132, weight.scales.shape, generator=generator, dtype=torch.uint8)
     if form is MXFP4:
         return replace(weight, scales=exponents.view(torch.float8_e8m0fnu))
@@ -40,7 +54,7 @@ def varied(form: StoredForm) -> StoredWeight:
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 @pytest.mark.parametrize("capability", ["AVX512", "AVX2", "DEFAULT"])
-@pytest.mark.parametrize("form", [MXFP4, NVFP4], ids=["mxfp4", "nvfp4"])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_each_processors_code_gives_what_the_weight_stands_for(
     form: StoredForm, capability: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,7 +66,11 @@ def test_each_processors_code_gives_what_the_weight_stands_for(
     kernel = kept_floats.kernels(weight, torch.float32)["native"]
     linear = kept_floats.FloatLinear(weight, torch.float32, None, kept_floats.Kernels({"native": kernel}))
     x = torch.randn(3, 160, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(linear(x), x @ dequantise(weight).t(), atol=1e-3, rtol=1e-4)
+    stands_for = dequantise(weight)
+    assert stands_for.isfinite().all()
+    within = 1e-6 * float(stands_for.abs().max()) * 160
+    torch.testing.assert_close(linear(x), x @ stands_for.t(), atol=within, rtol=1e-4)
+    torch.testing.assert_close(linear(torch.eye(160)).t(), stands_for, atol=1e-7, rtol=1e-5)
 
 
 def test_it_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
