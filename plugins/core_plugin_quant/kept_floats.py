@@ -2,7 +2,7 @@
 
 import ctypes
 from dataclasses import replace
-from functools import cache, partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -95,20 +95,22 @@ def _native(weight: StoredWeight) -> Kernel[FloatLinear] | None:
         return None
     if form.values.bits == 8:
         return _multiply_bytes if form.columns % 16 == 0 and columns % form.columns == 0 else None
-    in_blocks = form.rows == 1 and form.columns in (16, 32) and form.scale_bytes == 1
-    return _multiply_halves if in_blocks and columns % 32 == 0 else None
+    in_blocks = form.rows == 1 and (form.columns == 16 or form.columns % 32 == 0)
+    return _multiply_halves if in_blocks and columns % max(form.columns, 32) == 0 else None
 
 
 def _multiply_halves(linear: FloatLinear, x: Tensor) -> Tensor:
     """Two values in a byte."""
     weight, wide = linear.weight, x.float()
     even, odd = wide[:, ::2].contiguous(), wide[:, 1::2].contiguous()
-    table, scales = number_table(weight.form.values), _scale_table(weight.scales.dtype)
-    if weight.factor != 1:
-        scales = scales * weight.factor
+    scales, table = weight.scales, None
+    if scales.itemsize > 1:
+        scales = scales.float().mul(weight.factor)
+    else:
+        table = _scale_table(scales.dtype, weight.factor)
     y = torch.empty(len(x), weight.shape[0])
     sizes = (len(x), *weight.shape, weight.form.columns // 2)
-    _call("small_floats", weight.values, weight.scales, even, odd, y, *sizes, table, scales)
+    _call("small_floats", weight.values, scales, even, odd, y, *sizes, number_table(weight.form.values), table)
     return y.to(x.dtype)
 
 
@@ -120,16 +122,20 @@ def _multiply_bytes(linear: FloatLinear, x: Tensor) -> Tensor:
     return y.to(x.dtype)
 
 
-def _call(name: str, *given: Tensor | int) -> None:
-    """A kernel with contiguous tensors and sizes."""
+def _call(name: str, *given: Tensor | int | None) -> None:
+    """A kernel with contiguous tensors, which may be absent, and sizes."""
     kernels = library()
     assert kernels is not None, "its kernel was chosen"
-    getattr(kernels, name)(
-        *(ctypes.c_void_p(each.data_ptr()) if isinstance(each, Tensor) else ctypes.c_long(each) for each in given)
-    )
+    getattr(kernels, name)(*map(_as_argument, given))
 
 
-@cache
-def _scale_table(dtype: torch.dtype) -> Tensor:
+def _as_argument(given: Tensor | int | None) -> ctypes.c_void_p | ctypes.c_long:
+    if isinstance(given, int):
+        return ctypes.c_long(given)
+    return ctypes.c_void_p(given.data_ptr() if given is not None else None)
+
+
+@lru_cache(maxsize=256)
+def _scale_table(dtype: torch.dtype, factor: float) -> Tensor:
     """What each byte stands for as a scale, in float32."""
-    return torch.arange(256, dtype=torch.uint8).view(dtype).float()
+    return torch.arange(256, dtype=torch.uint8).view(dtype).float().mul_(factor)

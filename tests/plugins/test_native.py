@@ -32,6 +32,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 FORMS = {
     "mxfp4": MXFP4,
     "nvfp4": NVFP4,
+    "nf4": StoredForm(Values.NF4, 32),
+    "fp4": StoredForm(Values.FP4, 160, scale_bytes=4),
     "blocks of e4m3": StoredForm(Values.E4M3, 32, 48, 4),
     "rows of e4m3": StoredForm(Values.E4M3, 160, scale_bytes=2),
     "e5m2": StoredForm(Values.E5M2, 160, 66, 4),
@@ -46,6 +48,9 @@ def varied(form: StoredForm) -> StoredWeight:
         numbers = torch.where(every.float().isfinite(), every.float(), 0.0).to(every.dtype)
         scales = torch.rand(weight.scales.shape, generator=generator).div(1000).to(weight.scales.dtype)
         return replace(weight, values=numbers, scales=scales)
+    if form.scale_bytes > 1:
+        scales = torch.rand(weight.scales.shape, generator=generator)
+        return replace(weight, scales=scales.to(weight.scales.dtype))
     exponents = torch.randint(120, 132, weight.scales.shape, generator=generator, dtype=torch.uint8)
     if form is MXFP4:
         return replace(weight, scales=exponents.view(torch.float8_e8m0fnu))
