@@ -17,7 +17,8 @@ Revision = Annotated[str | None, typer.Option(help="The repo's branch, tag or co
 Quant = Annotated[
     str,
     typer.Option(
-        help="How weights are packed (see `core plugins`). auto: 4-bit files in int4, 8-bit in int8, others in fp16."
+        help="How weights are packed (see `core plugins`). auto: as they are `stored` if they are quantized and can be"
+        " kept so; if not, 4-bit files in int4, 8-bit in int8, others in fp16."
     ),
 ]
 KeepHead = Annotated[bool, typer.Option("--keep-head", help="Leave embedding and head as they are, whatever --quant.")]

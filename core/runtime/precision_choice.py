@@ -91,12 +91,13 @@ def _keeps_all(keeping: Quantizer, storage: Storage) -> bool:
 
 def _is_slow(keeping: Quantizer, again: Quantizer, model: Model, device: torch.device) -> bool:
     """Whether 8-bit weights multiply much faster once `again` has packed them, which costs little quality."""
-    shape, storage = model.largest_linear(), model.layer_storage()
-    form = next((info.form for info in storage.values() if info.form is not None), None)
-    if form is None or shape is None or form.values.bits < _CHEAP_BITS:
+    kept = (info for info in model.layer_storage().values() if info.form is not None and len(info.shape) == 2)
+    largest = max(kept, key=lambda info: math.prod(info.shape), default=None)
+    if largest is None or largest.form is None or largest.form.values.bits < _CHEAP_BITS:
         return False
-    packed = product_seconds(again, shape, [DType.BF16], device)[DType.BF16]
-    return kept_seconds(keeping, form, shape, DType.BF16, device) > _SLOW * packed
+    rows, columns = largest.shape
+    packed = product_seconds(again, (rows, columns), [DType.BF16], device)[DType.BF16]
+    return kept_seconds(keeping, largest.form, (rows, columns), DType.BF16, device) > _SLOW * packed
 
 
 def _is_quantized(info: TensorInfo) -> bool:

@@ -13,6 +13,14 @@ from torch import Tensor
 Written = tuple[dict[str, Tensor], Tensor]
 """What is stored of a weight, by the last part of each name, and what it stands for."""
 GROUP = 32
+_NF4 = torch.tensor(
+    [
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ]
+)
 _E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
@@ -28,7 +36,7 @@ def publish(directory: Path, kind: str) -> dict[str, Tensor]:
     for name in [name for name in weights if _is_quantized(name, kind)]:
         stem = name.removesuffix("weight")
         stored, stands_for[name] = write(weights.pop(name).float())
-        weights |= {f"{stem}{last}": tensor.contiguous() for last, tensor in stored.items()}
+        weights |= {f"{stem}{last}": tensor.contiguous().clone() for last, tensor in stored.items()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     key = "quantization" if kind.startswith("mlx") else "quantization_config"
@@ -127,6 +135,32 @@ def llm_int8(weight: Tensor) -> Written:
     return {"weight": values.to(torch.int8), "SCB": most}, values * most[:, None] / 127
 
 
+def nf4(*, nested: bool) -> Callable[[Tensor], Written]:
+    """bitsandbytes' Params4bit; scales that are quantized too are so in blocks of 256, here by a linear table."""
+
+    def write(weight: Tensor) -> Written:
+        blocks = weight.view(-1, GROUP)
+        most = blocks.abs().amax(1)
+        state = {"quant_type": "nf4", "blocksize": GROUP, "dtype": "float32", "shape": list(weight.shape)}
+        stored = {"weight.absmax": most, "weight.quant_map": _NF4}
+        if nested:
+            offset, table = float(most.mean()), torch.linspace(-1, 1, 256)
+            padded = torch.nn.functional.pad(most - offset, (0, -len(most) % 256)).view(-1, 256)
+            outer = padded.abs().amax(1)
+            places = (padded / outer[:, None])[..., None].sub(table).abs().argmin(-1)
+            most = (table[places] * outer[:, None]).view(-1)[: len(most)] + offset
+            state |= {"nested_blocksize": 256, "nested_offset": offset, "nested_dtype": "float32"}
+            stored["weight.absmax"] = places.view(-1)[: len(most)].to(torch.uint8)
+            stored |= {"weight.nested_absmax": outer, "weight.nested_quant_map": table}
+        codes = ((blocks / most[:, None])[..., None] - _NF4).abs().argmin(-1).view(-1)
+        said = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+        stored["weight"] = (codes[::2] << 4 | codes[1::2]).to(torch.uint8)[:, None]
+        stored["weight.quant_state.bitsandbytes__nf4"] = said
+        return stored, (_NF4[codes].view(blocks.shape) * most[:, None]).view(weight.shape)
+
+    return write
+
+
 def mlx(bits: int) -> Callable[[Tensor], Written]:
     """mlx.core.quantize, in the mode "affine"."""
 
@@ -204,6 +238,8 @@ KINDS: Mapping[str, tuple[Callable[[Tensor], Written], Mapping[str, Any]]] = {
     "ints-8": (packed_integers(8, symmetric=True), _compressed("pack-quantized", num_bits=8)),
     "int8": (int8, _compressed("int-quantized", num_bits=8)),
     "llm.int8": (llm_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+    "nf4": (nf4(nested=False), {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    "nf4-nested": (nf4(nested=True), {"quant_method": "bitsandbytes", "load_in_4bit": True}),
     "mlx-4": (mlx(4), {"group_size": GROUP, "bits": 4}),
     "mlx-8": (mlx(8), {"group_size": GROUP, "bits": 8}),
     "mxfp4": (fused_mxfp4, {"quant_method": "mxfp4"}),

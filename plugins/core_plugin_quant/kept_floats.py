@@ -2,7 +2,7 @@
 
 import ctypes
 from dataclasses import replace
-from functools import cache, partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -77,7 +77,8 @@ def kernels(weight: StoredWeight, dtype: torch.dtype) -> dict[str, Kernel[FloatL
     found: dict[str, Kernel[FloatLinear]] = {
         f"dequantised to {name}": partial(_multiply_dequantised, wide=wide) for name, wide in wides
     }
-    return {**found, "native": _multiply_native} if _suits_native(weight) and library() is not None else found
+    native = _native(weight)
+    return {**found, "native": native} if native is not None and library() is not None else found
 
 
 def _multiply_dequantised(linear: FloatLinear, x: Tensor, wide: torch.dtype) -> Tensor:
@@ -88,28 +89,53 @@ def _multiply_dequantised(linear: FloatLinear, x: Tensor, wide: torch.dtype) -> 
     return y
 
 
-def _suits_native(weight: StoredWeight) -> bool:
-    form, on_cpu = weight.form, weight.values.device.type == "cpu"
-    tables = form.values.bits == 4 and form.rows == 1 and form.columns in (16, 32) and form.scale_bytes == 1
-    return tables and on_cpu and weight.shape[1] % 32 == 0
+def _native(weight: StoredWeight) -> Kernel[FloatLinear] | None:
+    form, columns = weight.form, weight.shape[1]
+    if weight.values.device.type != "cpu":
+        return None
+    if form.values.bits == 8:
+        return _multiply_bytes if form.columns % 16 == 0 and columns % form.columns == 0 else None
+    in_blocks = form.rows == 1 and (form.columns == 16 or form.columns % 32 == 0)
+    return _multiply_halves if in_blocks and columns % max(form.columns, 32) == 0 else None
 
 
-def _multiply_native(linear: FloatLinear, x: Tensor) -> Tensor:
-    weight, kernels = linear.weight, library()
-    assert kernels is not None, "it was chosen"
-    wide, y = x.float(), torch.empty(len(x), weight.shape[0])
+def _multiply_halves(linear: FloatLinear, x: Tensor) -> Tensor:
+    """Two values in a byte."""
+    weight, wide = linear.weight, x.float()
     even, odd = wide[:, ::2].contiguous(), wide[:, 1::2].contiguous()
-    table, scales = number_table(weight.form.values), _scale_table(weight.scales.dtype)
-    if weight.factor != 1:
-        scales = scales * weight.factor
-    tensors = (weight.values, weight.scales, even, odd, y)
+    scales, table = weight.scales, None
+    if scales.itemsize > 1:
+        scales = scales.float().mul(weight.factor)
+    else:
+        table = _scale_table(scales.dtype, weight.factor)
+    y = torch.empty(len(x), weight.shape[0])
     sizes = (len(x), *weight.shape, weight.form.columns // 2)
-    pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (*tensors, table, scales)]
-    kernels.small_floats(*pointers[:5], *map(ctypes.c_long, sizes), *pointers[5:])
+    _call("small_floats", weight.values, scales, even, odd, y, *sizes, number_table(weight.form.values), table)
     return y.to(x.dtype)
 
 
-@cache
-def _scale_table(dtype: torch.dtype) -> Tensor:
+def _multiply_bytes(linear: FloatLinear, x: Tensor) -> Tensor:
+    weight, wide = linear.weight, x.float().contiguous()
+    scales, y = weight.scales.float() * weight.factor, torch.empty(len(x), weight.shape[0])
+    sizes = (len(x), *weight.shape, weight.form.rows, weight.form.columns, int(weight.form.values is Values.E4M3))
+    _call("byte_floats", weight.values, scales, wide, y, *sizes)
+    return y.to(x.dtype)
+
+
+def _call(name: str, *given: Tensor | int | None) -> None:
+    """A kernel with contiguous tensors, which may be absent, and sizes."""
+    kernels = library()
+    assert kernels is not None, "its kernel was chosen"
+    getattr(kernels, name)(*map(_as_argument, given))
+
+
+def _as_argument(given: Tensor | int | None) -> ctypes.c_void_p | ctypes.c_long:
+    if isinstance(given, int):
+        return ctypes.c_long(given)
+    return ctypes.c_void_p(given.data_ptr() if given is not None else None)
+
+
+@lru_cache(maxsize=256)
+def _scale_table(dtype: torch.dtype, factor: float) -> Tensor:
     """What each byte stands for as a scale, in float32."""
-    return torch.arange(256, dtype=torch.uint8).view(dtype).float()
+    return torch.arange(256, dtype=torch.uint8).view(dtype).float().mul_(factor)

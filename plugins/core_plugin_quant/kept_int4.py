@@ -11,15 +11,13 @@ from core.blocks import nibbles
 from core_plugin_quant.int4 import Int4Linear, best_layout, choose, held_bytes
 from core_plugin_quant.parts import parts_on
 
-LARGEST_GROUP = 256
-"""Of larger ones, each part of SMALLER columns has a copy of the scale: no kernel reads larger groups."""
-SMALLER = 128
-_MULTIPLE = 16
+SMALLEST_GROUP, LARGEST_GROUP = 16, 256
+"""Of columns, as kernels read them. Of a larger group each part has a copy of the scale."""
 
 
 class KeptInt4:
     def keeps(self, form: StoredForm) -> bool:
-        return form.values is Values.INT4 and form.rows == 1 and form.columns % group_of(form) == 0
+        return form.values is Values.INT4 and form.rows == 1 and group_of(form) >= SMALLEST_GROUP
 
     def kept_bytes(self, shape: tuple[int, int], form: StoredForm, dtype: DType) -> int:
         return held_bytes(shape, group_of(form), dtype)
@@ -35,10 +33,8 @@ class KeptInt4:
 
 
 def group_of(form: StoredForm) -> int:
-    """How many columns share a scale where they are held."""
-    if form.columns > LARGEST_GROUP:
-        return SMALLER
-    return form.columns if form.columns % _MULTIPLE == 0 else _MULTIPLE
+    """How many columns share a scale where they are held: a power of two."""
+    return min(form.columns & -form.columns, LARGEST_GROUP)
 
 
 def scales_and_zeros(weight: StoredWeight, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ from core import DType, Embedding, StoredForm, StoredWeight, Values
 from core.blocks import Kernel, Kernels, Product, choose_kernels
 from core_plugin_quant import int8
 from core_plugin_quant.int4 import best_layout, dequantising, kernel_product
-from core_plugin_quant.kept_int4 import group_of, scales_and_zeros
+from core_plugin_quant.kept_int4 import SMALLEST_GROUP, group_of, scales_and_zeros
 from core_plugin_quant.layout import Blocks, Layout
 from core_plugin_quant.parts import parts_on
 
@@ -21,7 +21,7 @@ _MIDDLE = 128
 
 class KeptInt8:
     def keeps(self, form: StoredForm) -> bool:
-        return form.values is Values.INT8 and form.rows == 1 and form.columns % group_of(form) == 0
+        return form.values is Values.INT8 and form.rows == 1 and group_of(form) >= SMALLEST_GROUP
 
     def kept_bytes(self, shape: tuple[int, int], form: StoredForm, dtype: DType) -> int:
         rows, columns = shape

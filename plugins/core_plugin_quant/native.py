@@ -21,7 +21,7 @@ from platformdirs import user_cache_path
 _SOURCE = Path(__file__).with_name("small_floats.c")
 _SECONDS = 60
 _OPTIONS = ("-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")
-_PROCESSOR = {"AVX512": ("-mavx512f", "-mavx2", "-mfma"), "AVX2": ("-mavx2", "-mfma")}
+_PROCESSOR = {"AVX512": ("-mavx512f", "-mavx2", "-mfma", "-mf16c"), "AVX2": ("-mavx2", "-mfma", "-mf16c")}
 """By what torch found this processor to have."""
 
 

@@ -104,13 +104,16 @@ class SafetensorsCheckpoint(Checkpoint):
             self._file_of = dict.fromkeys(self.tensors, SINGLE)
         else:
             raise _no_weights(files)
-        self._packed = find_packed(self.config, self.tensors, str(files))
+        self._packed = find_packed(self.config, self.tensors, str(files), self._peek)
         self._in_packed = {name for packed in self._packed.values() for name in packed.parts}
         self.tensors = {
             name: replace(info, bits=BITS.get(info.dtype))
             for name, info in self.tensors.items()
             if name not in self._in_packed and not is_beside(name)
         } | {name: packed.info for name, packed in self._packed.items()}
+
+    def _peek(self, info: TensorInfo) -> bytes:
+        return self._files.peek(info.file, info.offset, info.nbytes)
 
     def files(self) -> Mapping[str, FileInfo]:
         beside = [name for name in self._files.names() if _is_beside_weights(name)]

@@ -36,6 +36,9 @@ class Files(Protocol):
     def header(self, name: str) -> Mapping[str, TensorInfo]:
         """The tensors of a safetensors file, without its weights."""
 
+    def peek(self, name: str, start: int, nbytes: int) -> bytes:
+        """Some bytes of a file, fewer where it ends before; the rest isn't brought here."""
+
     def fetch(self, names: Collection[str], progress: Progress | None) -> None:
         """Brings the files here."""
 
@@ -80,6 +83,14 @@ class Directory:
         if not self.has(name):
             raise self.missing(name)
         return read_local_header(self.path(name))
+
+    def peek(self, name: str, start: int, nbytes: int) -> bytes:
+        try:
+            with self.path(name).open("rb") as file:
+                file.seek(start)
+                return file.read(nbytes)
+        except OSError as error:
+            raise CheckpointError(f"{self.path(name)} can't be read", str(error)) from error
 
     def fetch(self, names: Collection[str], progress: Progress | None) -> None:
         """Nothing to do."""

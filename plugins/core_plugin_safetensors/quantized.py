@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from core import CheckpointError
+from core_plugin_safetensors.bitsandbytes import Peek, find_4_bits
 from core_plugin_safetensors.floats import FP8_SCALES, find_fp8, find_fused_mxfp4, find_mxfp4, find_nvfp4
 from core_plugin_safetensors.integers import find_awq, find_compressed_integers, find_gptq, find_int8, find_mlx
 from core_plugin_safetensors.packed import Packed, Tensors
@@ -14,18 +15,18 @@ _BESIDE = frozenset(
     (
         *FP8_SCALES,
         *("input_scale", "k_scale", "v_scale", "output_scale", "input_global_scale", "weight_scale_2", "g_idx"),
+        *("quant_map", "nested_quant_map", "nested_absmax", "absmax"),
         *("weight_shape", "weight_global_scale", "weight_g_idx", "input_zero_point", "weight_format", "SCB"),
     )
 )
 """Tensors that are no weights: scales, also those of activations, which are not quantized here."""
 _INSTEAD = {
-    "bitsandbytes": "of bitsandbytes, 8 bits are read, and of 4 bits the layout is not said by the files' headers",
     "compressed-tensors": "its weights are not all of one of the formats that are read",
 }
 _HINT = "use the model's unquantized checkpoint with --quant int4 or int8, or a GGUF file"
 
 
-def find_packed(config: Mapping[str, Any], tensors: Tensors, where: str) -> dict[str, Packed]:
+def find_packed(config: Mapping[str, Any], tensors: Tensors, where: str, peek: Peek) -> dict[str, Packed]:
     """By the names of the weights, what makes each one. Raises CheckpointError for a quantization that isn't read."""
     settings = config.get("quantization_config") or config.get("quantization")
     if not isinstance(settings, Mapping):
@@ -44,6 +45,8 @@ def find_packed(config: Mapping[str, Any], tensors: Tensors, where: str) -> dict
             return find_mlx(tensors, settings)
         case "bitsandbytes" if settings.get("load_in_8bit"):
             return find_int8(tensors, "SCB", "LLM.int8", divisor=127.0)
+        case "bitsandbytes":
+            return find_4_bits(tensors, peek)
         case "modelopt" if settings.get("quant_algo") == "NVFP4":
             return find_nvfp4(tensors, ("weight", "weight_scale", "weight_scale_2"), divides=False)
         case "modelopt" if settings.get("quant_algo") == "FP8":
@@ -85,4 +88,4 @@ def _unread(method: str, where: str) -> CheckpointError:
 
 def is_beside(name: str) -> bool:
     """Whether a tensor belongs to a quantized weight, and is none itself."""
-    return name.rpartition(".")[2] in _BESIDE
+    return name.rpartition(".")[2] in _BESIDE or ".quant_state." in name

@@ -54,13 +54,14 @@ def test_a_model_keeps_what_was_published(tmp_path: Path, kind: str) -> None:
     config = json.loads((original / "config.json").read_text(encoding="utf-8"))
     dense = load_file(original / "model.safetensors")
     stands_for = publish(original, kind)
+    near = 5e-3 if kind == "nf4-nested" else 1e-3
     checkpoint = SafetensorsFormat().open(Source(str(original)))
     assert checkpoint.tensors.keys() == dense.keys()
     for name, expected in stands_for.items():
         info = checkpoint.tensors[name]
         assert info.shape == tuple(expected.shape)
         assert (info.bits, info.form is not None) == (8 if "8" in kind else 4, True)
-        torch.testing.assert_close(checkpoint.read(name), expected, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(checkpoint.read(name), expected, atol=near / 10, rtol=near / 10)
     oracle = tmp_path / "dequantised"
     oracle.mkdir()
     (oracle / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -69,7 +70,7 @@ def test_a_model_keeps_what_was_published(tmp_path: Path, kind: str) -> None:
     with torch.no_grad():
         expected = model(torch.tensor([IDS])).logits[0]
     for quant in ("auto", "stored"):
-        torch.testing.assert_close(logits_of(original, quant, DType.FP32), expected, atol=2e-3, rtol=1e-3)
+        torch.testing.assert_close(logits_of(original, quant, DType.FP32), expected, atol=2 * near, rtol=near)
     if kind != "mxfp4":  # whose router may choose other experts in bf16
         off = logits_of(original, "stored", DType.BF16) - expected
         assert off.abs().max() < 0.15 * expected.std()
@@ -103,7 +104,6 @@ def set_method(directory: Path, **changes: Any) -> None:
         ("gptq", {"desc_act": True}, "columns in the order of their activations"),
         ("gptq", {"bits": 3}, "GPTQ of 3 bits"),
         ("awq", {"quant_method": "quanto"}, "quantized with quanto: that is not read"),
-        ("awq", {"quant_method": "bitsandbytes", "load_in_4bit": True}, "of bitsandbytes, 8 bits are read"),
         ("ints-4", {"format": "marlin-24"}, "quantized with compressed-tensors"),
         ("ints-4", {"config_groups": {}}, "quantized with compressed-tensors"),
     ],
@@ -119,7 +119,9 @@ def test_other_kinds_are_refused_with_what_to_use_instead(
     assert "GGUF file" in refusal.value.hint
 
 
-@pytest.mark.parametrize(("kind", "lacks"), [("awq", "scales"), ("mxfp4", "_scales"), ("mlx-4", "biases")])
+@pytest.mark.parametrize(
+    ("kind", "lacks"), [("awq", "scales"), ("mxfp4", "_scales"), ("mlx-4", "biases"), ("nf4", ".absmax")]
+)
 def test_a_part_that_lacks_or_is_of_another_shape_is_named(tmp_path: Path, kind: str, lacks: str) -> None:
     publish(tiny(tmp_path, kind), kind)
     weights = load_file(tmp_path / "model.safetensors")

@@ -96,6 +96,15 @@ def test_each_kernel_gives_what_the_weight_stands_for(form: StoredForm, dtype: t
             assert (kernel(linear, x) - expected).abs().max() <= TOLERANCE[dtype] * expected.std(), name
 
 
+@pytest.mark.parametrize("values", [Values.INT4, Values.INT8], ids=str)
+def test_a_group_of_any_even_size_is_held_in_powers_of_two(values: Values) -> None:
+    form = StoredForm(values, 96, zeros=True)
+    weight = weight_of(form, 64, 192)
+    linear = Stored().keep(weight, None, dtype=torch.float32, device=CPU)
+    assert linear.nbytes == Stored().kept_bytes((64, 192), form, DType.FP32)
+    torch.testing.assert_close(linear(torch.eye(192)).t(), dequantise(weight), atol=1e-4, rtol=1e-4)
+
+
 def test_forms_that_no_kind_keeps() -> None:
     for form in (StoredForm(Values.INT4, 24), StoredForm(Values.INT8, 32, 2), StoredForm(Values.NF4, 64, zeros=True)):
         assert not Stored().keeps(form)
