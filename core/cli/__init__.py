@@ -9,7 +9,22 @@ from typing import Annotated
 import typer
 
 from core import __version__
-from core.cli import bench, demo, doctor, invite, keys, manifest, members, node, plan, plugins, rebalance, serve, top
+from core.cli import (
+    bench,
+    chat,
+    demo,
+    doctor,
+    invite,
+    keys,
+    manifest,
+    members,
+    node,
+    plan,
+    plugins,
+    rebalance,
+    serve,
+    top,
+)
 from core.errors import ConfigError, CoreError, PluginError, leaves
 from core.one_line import one_line
 
@@ -25,6 +40,7 @@ app.command("invite")(invite.invite)
 app.command("members")(members.members)
 app.add_typer(keys.keys, name="keys")
 app.command("demo")(demo.demo)
+app.command("chat")(chat.chat)
 app.command("top")(top.top)
 app.command("rebalance")(rebalance.rebalance)
 app.command("plan")(plan.plan)

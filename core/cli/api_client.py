@@ -13,6 +13,15 @@ from core.trust.addresses import is_loopback
 
 def api_client(url: str, timeout: float) -> httpx.AsyncClient:
     """A client of the API at --url that sends the user's key along. Raises ConfigError for what is no address."""
+    return httpx.AsyncClient(timeout=timeout, **_told(url))
+
+
+def blocking_client(url: str, timeout: httpx.Timeout) -> httpx.Client:
+    """The same for a program that does one thing at a time."""
+    return httpx.Client(timeout=timeout, **_told(url))
+
+
+def _told(url: str) -> dict[str, Any]:
     try:
         address = httpx.URL(url.rstrip("/"))
     except httpx.InvalidURL:
@@ -20,9 +29,7 @@ def api_client(url: str, timeout: float) -> httpx.AsyncClient:
     if address.scheme not in ("http", "https") or not address.host:
         raise ConfigError(f"--url {url!r} is no address", "", "give it as http://127.0.0.1:8000")
     # No proxy that the environment names leads to this machine.
-    return httpx.AsyncClient(
-        base_url=address, headers=own_headers(), timeout=timeout, trust_env=not is_loopback(address.host)
-    )
+    return {"base_url": address, "headers": own_headers(), "trust_env": not is_loopback(address.host)}
 
 
 async def ask(client: httpx.AsyncClient, method: str, path: str, field: str) -> dict[str, Any]:
@@ -33,9 +40,17 @@ async def ask(client: httpx.AsyncClient, method: str, path: str, field: str) -> 
     try:
         answer = await client.request(method, path)
     except httpx.HTTPError as error:
-        raise CoreError(
-            f"no answer from {client.base_url}", str(error) or type(error).__name__, "is `core serve` running there?"
-        ) from error
+        raise no_answer(client.base_url, error) from error
+    return checked(answer, field)
+
+
+def no_answer(url: httpx.URL, error: httpx.HTTPError) -> CoreError:
+    return CoreError(f"no answer from {url}", str(error) or type(error).__name__, "is `core serve` running there?")
+
+
+def checked(answer: httpx.Response, field: str) -> dict[str, Any]:
+    """The object, which has `field`, of an answer that was read. Raises as `ask` does."""
+    asked, url = answer.request, answer.request.url.copy_with(raw_path=b"/")
     if answer.status_code == 401:
         raise ConfigError("the API key is missing or wrong", "", f"set {KEY_VARIABLE} to one that the cluster takes")
     body = _json(answer)
@@ -43,10 +58,10 @@ async def ask(client: httpx.AsyncClient, method: str, path: str, field: str) -> 
         return body
     match body:
         case {"error": {"message": str(message)}} if answer.status_code != 404:
-            raise CoreError(f"{client.base_url} answers with an error", message)
+            raise CoreError(f"{url} answers with an error", message)
     raise CoreError(
-        f"{client.base_url} is no cluster",
-        f"{method} {path} answered with status {answer.status_code} and something else",
+        f"{url} is no cluster",
+        f"{asked.method} {asked.url.path} answered with status {answer.status_code} and something else",
         "give --url the address of a `core serve`",
     )
 

@@ -101,7 +101,10 @@ async def test_a_text_waits_for_the_machine_that_comes_back(
                 status = await cluster.until(lambda status: status.state == "waiting")
                 assert "node 'b' was lost with layers [3, 6)" in status.detail
                 phases = [generation.phase for generation in status.generations]
+                (session,) = inside(cluster).router.sessions
+                assert "node 'b' was lost" in session.waits_for
                 await cluster.start_node("b")
+            assert session.waits_for == ""
             assert phases == ["suspended"]
             assert told.text == oracle
             metrics = {

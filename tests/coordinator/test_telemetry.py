@@ -7,6 +7,7 @@ from pathlib import Path
 import trio
 
 from core.coordinator.telemetry import Histogram
+from core.errors import ConfigError
 from core.interfaces.engine import GenerationRequest
 from core.interfaces.telemetry import SessionStatus
 from core.testing.cluster_in_memory import MemoryCluster, memory_cluster
@@ -53,6 +54,33 @@ async def test_a_failure_is_told_with_its_reason(model: Path, prompt: tuple[int,
                     pass
             assert "node 'b' was lost" in status.detail
             assert counted(cluster)["core_requests_ended", "failed"] == 1
+
+
+async def test_the_status_tells_what_happened_who_serves_what_and_how_much(
+    model: Path, prompt: tuple[int, ...]
+) -> None:
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a", "b", speculation=False) as cluster:
+            await cluster.ready()
+            await cluster.text(prompt, 10)
+            status, history = cluster.coordinator.status(), cluster.coordinator.history()
+            answer = await cluster.coordinator.what_if(["b"], [])
+            cluster.stop_node("b")
+            gone = await cluster.until(lambda status: len(status.nodes) == 1)
+            with pytest.raises(ConfigError, match="nobody can join"):
+                await cluster.coordinator.membership.invite(3600, "")
+    assert {node.tokens for node in status.nodes} == {len(prompt) + 9}
+    assert [(hop.node_id, hop.layers) for hop in status.hops] == sorted(
+        (node.node_id, node.layers) for node in status.nodes
+    )
+    assert all(hop.weight_bytes > 0 for hop in status.hops)
+    texts = [event.text for event in status.events]
+    assert {"a joined, with cpu", "b joined, with cpu"} <= set(texts)
+    assert texts[-1] == "ready, on route 1"
+    assert any(event.text.startswith("b left: ") for event in gone.events)
+    assert sum(point.tokens for point in history.points) == 10
+    assert history.points[-1].sessions <= 1
+    assert answer.message
 
 
 async def test_it_counts_tokens_caches_hops_and_how_generations_end(model: Path, prompt: tuple[int, ...]) -> None:

@@ -23,6 +23,7 @@ export function nextLayers(node, [start, end]) {
 }
 
 export function reasonOf({ left_out: leftOut }, node) {
+  if (node.layers) return `it gets layers ${node.layers[0]} to ${node.layers[1] - 1} on the next route`;
   return node.detail || leftOut[node.node_id] || (GONE.includes(node.state) ? "" : "it has no layers for now");
 }
 
