@@ -204,6 +204,7 @@ async def test_a_copy_of_a_members_disk_is_refused_while_it_is_there_and_told_wh
         assert len(cluster.coordinator.status().nodes) == 2
 
 
+@pytest.mark.slow  # the three seconds of the old connection
 async def test_a_member_whose_old_connection_is_dead_but_not_yet_noticed_comes_again(
     model: Path, state: StateDir
 ) -> None:

@@ -293,6 +293,7 @@ async def test_a_template_of_its_own_for_tools_says_how_calls_are_written(
     ("template", "effort", "options"),
     [
         ("{{ reasoning_effort }}", "low", {"reasoning_effort": "low"}),
+        ("{{ messages }}", "none", {}),
         ("{{ reasoning_effort }}{{ enable_thinking }}", "none", {"reasoning_effort": "none"}),
         (QWEN3, "none", {"enable_thinking": False}),
     ],

@@ -42,7 +42,7 @@ class Wishes:
 def template_options(template: Template, wishes: Wishes) -> dict[str, Any]:
     """What the chat template is told. Raises RequestError where it doesn't know how long to think.
 
-    An effort of "none" turns thinking off, also where the template knows only that.
+    An effort of "none" turns thinking off, also where the template knows only that, or nothing of thinking.
     """
     options = {**{name: value for name, value in wishes.hints.items() if template.knows(name)}, **wishes.options}
     if wishes.effort is None:
@@ -51,6 +51,8 @@ def template_options(template: Template, wishes: Wishes) -> dict[str, Any]:
         effort: dict[str, Any] = {"reasoning_effort": wishes.effort}
     elif template.knows("enable_thinking") and wishes.effort == "none":
         effort = {"enable_thinking": False}
+    elif wishes.effort == "none" and not template.thinks:
+        effort = {}
     else:
         raise RequestError(
             f"'{wishes.effort_field}' is not supported: {wishes.effort!r}",

@@ -55,7 +55,9 @@ class Body(Fields, kw_only=True):
     """A request for generations. `user` is accepted, and changes nothing."""
 
     idle: ClassVar[Idle] = IDLE
-    idle_inside: ClassVar[Mapping[str, Idle]] = {"stream_options": {"include_obfuscation": (False,)}}
+    idle_inside: ClassVar[Mapping[str, Idle]] = {
+        "stream_options": {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+    }
     instead: ClassVar[Mapping[str, str]] = INSTEAD
 
     model: str
