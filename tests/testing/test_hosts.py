@@ -43,9 +43,10 @@ async def test_a_long_cable_delays_all_frames_and_loses_none() -> None:
         async with open_hosts(2, delays={1: DELAY}) as network:
             near, far = network.hosts
             command = far.command(sys.executable, "-c", LISTEN)
-            async with await trio.lowlevel.open_process(command, stdout=subprocess.PIPE) as server:
-                assert server.stdout is not None
-                await server.stdout.receive_some()
-                asking = near.command(sys.executable, "-c", ASK, far.address)
-                asked = await trio.run_process(asking, capture_stdout=True)
+            server = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE)
+            assert server.stdout is not None
+            await server.stdout.receive_some()
+            asking = near.command(sys.executable, "-c", ASK, far.address)
+            asked = await trio.run_process(asking, capture_stdout=True)
+            await server.wait()
             assert float(asked.stdout) >= 2 * DELAY
