@@ -14,7 +14,7 @@ import trio
 
 from core.coordinator.hop import Hop
 from core.coordinator.members import Member
-from core.coordinator.prediction import Prediction, gain, predict
+from core.coordinator.prediction import Prediction, gain, predict, with_prompts
 from core.coordinator.requirements import Requirements
 from core.coordinator.route import Route
 from core.coordinator.settings import CoordinatorSettings
@@ -115,9 +115,10 @@ class Planning:
         # What was measured and what was not can't be compared.
         if not all(request.wire(node_id, COORDINATOR) for node_id in used):
             request = replace(request, wires={})
-        if not all(node.chunk_seconds for node in request.candidates if node.node_id in used):
-            request = replace(request, prompt_rows=0.0)
-        return gain(self._predict(plan, request), self._predict(serving, request), request.plan_for)
+        new, old = (self._predict(each, request) for each in (plan, serving))
+        if all(node.row_seconds and node.chunk_seconds for node in request.candidates if node.node_id in used):
+            new, old = with_prompts(new, plan, request), with_prompts(old, serving, request)
+        return gain(new, old, request.plan_for)
 
     def layer_bytes(self, layers: range) -> int:
         """Of their weights."""

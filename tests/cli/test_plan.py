@@ -145,7 +145,7 @@ def test_pins_and_exclusions_are_kept(model: Path) -> None:
 def test_many_answers_together_are_planned_otherwise_than_one(model: Path) -> None:
     nodes = ("--node", "a=8gb,30ms", "--node", "b=8gb,30ms")
     told = run("plan", "--model", str(model), *nodes, "--plan-for", "throughput")
-    assert [line[:15] for line in told if "with its KV" in line] == ["a  layers [0, 3", "b  layers [3, 6"]
+    assert [line[:15] for line in told if "with room for texts" in line] == ["a  layers [0, 3", "b  layers [3, 6"]
 
 
 def test_more_context_takes_more_memory(model: Path) -> None:
