@@ -13,7 +13,15 @@ import pytest
 from typer.testing import CliRunner
 
 from core.cli import app
-from core.cli.plan_options import NodeOption, parse_caps, parse_link, parse_node, parse_pins, parse_size
+from core.cli.plan_options import (
+    NodeOption,
+    links_of_machine,
+    parse_caps,
+    parse_link,
+    parse_node,
+    parse_pins,
+    parse_size,
+)
 from core.cli.what_if import changed_request, read_cluster
 from core.errors import ConfigError, CoreError, PlanError, sole_error
 from core.interfaces.planner import PlanFor, Wire
@@ -133,6 +141,12 @@ def test_the_plan_follows_what_is_told_of_machines_and_links(model: Path) -> Non
     assert any(line.startswith("quick  layers [0, 6)") for line in told)
     assert any(line.startswith("slow  no layers  spare: with it, a token would take") for line in told)
     assert "One answer alone gets about 56 tokens a second, which are 42 words" in told[-1]
+
+
+def test_the_coordinators_links_are_those_of_the_node_beside_it() -> None:
+    near, far = Wire(0.001), Wire(0.02)
+    links = {("a", "b"): near, ("b", "c"): far, ("a", "c"): near, ("", "b"): near}
+    assert links_of_machine("b", links) == {("", "b"): Wire(0.0), ("", "a"): near, ("", "c"): far}
 
 
 def test_pins_and_exclusions_are_kept(model: Path) -> None:
