@@ -46,20 +46,18 @@ _RETRY = {"Retry-After": {"description": "In so many seconds.", "schema": {"type
 class Documentation:
     """Types of an answer (`media` is what it comes as), of the request's body and of a stream's events, as there are.
 
-    `others` are answers with another status than 200 whose body is no error; `other_events` come in the same stream.
+    `others` are answers with another status than 200 whose body is no error.
     """
 
     answer: Any = None
     body: Any = None
-    event: Any = None
+    events: tuple[Any, ...] = ()
     media: str = JSON
     others: Mapping[int, Any] = field(default_factory=dict)
-    other_events: tuple[Any, ...] = ()
 
     @property
     def types(self) -> list[Any]:
-        kinds = (self.answer, self.body, self.event, *self.others.values(), *self.other_events)
-        return [kind for kind in kinds if kind is not None]
+        return [kind for kind in (self.answer, self.body, *self.events, *self.others.values()) if kind is not None]
 
 
 def document(handlers: Iterable[HTTPRouteHandler], keys_needed: bool) -> bytes:
@@ -97,11 +95,11 @@ def _operation(
     content = {}
     if documentation.answer is not None:
         content[documentation.media] = {"schema": schema_of[documentation.answer]}
-    if documentation.event is not None:
-        events = (documentation.event, *documentation.other_events, ErrorBody)
-        content[_EVENTS] = {"schema": _event([schema_of[event] for event in events])}
+    if documentation.events:
+        kinds = [*documentation.events, ErrorBody]
+        content[_EVENTS] = {"schema": _event([schema_of[kind] for kind in kinds])}
     failures = _FAILURES if documentation.body or names else _FAILURES.keys() & {400, 401, 403, 500, 503}
-    answers = documentation.answer is not None or documentation.event is not None
+    answers = documentation.answer is not None or documentation.events
     responses = {str(status): {"$ref": f"#/components/responses/{status}"} for status in failures}
     for status, kind in documentation.others.items():
         responses[str(status)] = _failure(status, [schema_of[kind], schema_of[ErrorBody]])

@@ -17,7 +17,7 @@ from core.gateway.schemas.response_objects import Event, ResponseDeleted, Respon
 from core.gateway.schemas.responses import InputBody, InputTokens, ResponseBody
 
 
-@post("/v1/responses", status_code=200, opt={DOCUMENTED: Documentation(ResponseObject, ResponseBody, Event)})
+@post("/v1/responses", status_code=200, opt={DOCUMENTED: Documentation(ResponseObject, ResponseBody, (Event,))})
 async def responses(request: AnyRequest) -> ASGIApp:
     """Answers an input, and keeps the response for a while unless `store` is false."""
     gateway, body = gateway_of(request), await read(request, ResponseBody)

@@ -139,7 +139,7 @@ async def model(request: AnyRequest) -> Model:
     return await gateway.described()
 
 
-@post("/v1/chat/completions", status_code=200, opt={DOCUMENTED: Documentation(ChatCompletion, ChatBody, ChatChunk)})
+@post("/v1/chat/completions", status_code=200, opt={DOCUMENTED: Documentation(ChatCompletion, ChatBody, (ChatChunk,))})
 async def chat_completions(request: AnyRequest) -> ASGIApp:
     """Continues a conversation."""
     gateway, body = gateway_of(request), await read(request, ChatBody)
@@ -149,7 +149,7 @@ async def chat_completions(request: AnyRequest) -> ASGIApp:
     return gateway.answer(body, requests, ChatFormatter(gateway.model, body, len(requests), dialect), dialect)
 
 
-@post("/v1/completions", status_code=200, opt={DOCUMENTED: Documentation(Completion, CompletionBody, Completion)})
+@post("/v1/completions", status_code=200, opt={DOCUMENTED: Documentation(Completion, CompletionBody, (Completion,))})
 async def completions(request: AnyRequest) -> ASGIApp:
     """Continues texts."""
     gateway, body = gateway_of(request), await read(request, CompletionBody)

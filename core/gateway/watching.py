@@ -32,7 +32,7 @@ async def metrics(request: AnyRequest) -> Response[bytes]:
     return Response(render(counted), media_type=f"{TEXT}; version=0.0.4; charset=utf-8")
 
 
-@get("/v1/cluster/events", opt={DOCUMENTED: Documentation(event=SessionStatus, other_events=(PaceStatus,))})
+@get("/v1/cluster/events", opt={DOCUMENTED: Documentation(events=(SessionStatus, PaceStatus))})
 async def events(request: AnyRequest) -> ASGIApp:
     """Tells what becomes of generations, as it happens: phase, progress, speed, and why one is suspended or failed.
 
