@@ -31,8 +31,7 @@ _log = logging.getLogger(__name__)
 RESERVED_CONTEXT = 4096
 """Tokens of KV cache that a plan sets aside in every layer (fewer if the model's context is shorter)."""
 PROMPT_ROWS = 2.0
-"""Tokens of prompts that are read for each one that is written. Chats come to half a token where what was said before
-is cached (ShareGPT, by Kwon et al. 2023), to eight where all of it is read each time (Azure, by Patel et al. 2024)."""
+"""Tokens of prompts that are read for each one that is written: an assumption, see docs/planning.md."""
 EXCLUDED = "`core serve --exclude` names it"
 USABLE = 0.9
 """The part of a node's free memory that a plan fills at most: batches need room as well."""
