@@ -157,4 +157,4 @@ def plan(
             f" {describe_precision(*names, precision.quality)}"
         )
     result = replace(result, left_out=(*result.left_out, *((name, "left out by --exclude") for name in excluded)))
-    typer.echo(described(result, ("coordinator", "embedding, norm, head", show_bytes(own))))
+    typer.echo(described(result, ("coordinator", "first and last part (embedding, head)", show_bytes(own))))

@@ -19,10 +19,15 @@ _ABSENT = ("paused", "failed")
 
 def described(plan: Plan, *first: tuple[str, str, str]) -> str:
     """The plan in lines, behind these rows: who has which layers, who has none and why, and what there is to say."""
+    layers = plan.stages[-1].end
     rows = [
         *first,
         *(
-            (stage.node_id, f"layers [{stage.start}, {stage.end})", f"{show_bytes(stage.nbytes)} with its KV cache")
+            (
+                stage.node_id,
+                f"layers [{stage.start}, {stage.end}), {stage.end - stage.start} of {layers}",
+                f"{show_bytes(stage.nbytes)} with room for texts (its KV cache)",
+            )
             for stage in plan.stages
         ),
         *((node_id, "no layers", reason) for node_id, reason in plan.left_out),

@@ -16,7 +16,7 @@ import trio
 
 from core.coordinator.hop import Hop
 from core.coordinator.members import Member
-from core.coordinator.prediction import Prediction, gain, predict
+from core.coordinator.prediction import Prediction, gain, predict, with_prompts
 from core.coordinator.requirements import Requirements
 from core.coordinator.route import Route
 from core.coordinator.settings import CoordinatorSettings
@@ -33,8 +33,7 @@ _log = logging.getLogger(__name__)
 RESERVED_CONTEXT = 4096
 """Tokens of KV cache that a plan sets aside in every layer (fewer if the model's context is shorter)."""
 PROMPT_ROWS = 2.0
-"""Tokens of prompts that are read for each one that is written. Chats come to half a token where what was said before
-is cached (ShareGPT, by Kwon et al. 2023), to eight where all of it is read each time (Azure, by Patel et al. 2024)."""
+"""Tokens of prompts that are read for each one that is written: an assumption, see docs/planning.md."""
 EXCLUDED = "`core serve --exclude` names it"
 USABLE = 0.9
 """The part of a node's free memory that a plan fills at most: batches need room as well."""
@@ -127,9 +126,10 @@ class Planning:
         # What was measured and what was not can't be compared.
         if not all(request.wire(node_id, COORDINATOR) for node_id in used):
             request = replace(request, wires={})
-        if not all(node.chunk_seconds for node in request.candidates if node.node_id in used):
-            request = replace(request, prompt_rows=0.0)
-        return gain(self._predict(plan, request), self._predict(serving, request), request.plan_for)
+        new, old = (self._predict(each, request) for each in (plan, serving))
+        if all(node.row_seconds and node.chunk_seconds for node in request.candidates if node.node_id in used):
+            new, old = with_prompts(new, plan, request), with_prompts(old, serving, request)
+        return gain(new, old, request.plan_for)
 
     def layer_bytes(self, layers: range) -> int:
         """Of their weights."""

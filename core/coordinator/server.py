@@ -72,7 +72,7 @@ class NodeServer:
 
     async def _welcomed(self, link: Link) -> Member:
         hello, nonce = await greeting(link)
-        if not isinstance(hello, Hello) or hello.protocol != PROTOCOL_VERSION:
+        if not isinstance(hello, Hello) or hello.protocol != PROTOCOL_VERSION or not hello.node_id:
             refusal = _refusal(hello)
             await link.end_with(refusal)
             raise ProtocolError(f"{link.peer} was refused", refusal.message)
@@ -172,6 +172,8 @@ class NodeServer:
 def _refusal(hello: Message) -> Error:
     if not isinstance(hello, Hello):
         return Error(ErrorCode.NOT_A_NODE, f"HELLO is expected first, not {hello.TYPE}")
+    if hello.protocol == PROTOCOL_VERSION:
+        return Error(ErrorCode.NOT_A_NODE, "a node says what it is called: without a name it would be the coordinator")
     return Error(
         "protocol_version",
         f"the coordinator speaks protocol {PROTOCOL_VERSION} (core {core.__version__}) and this node protocol"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from core.runtime.stage import Stage
 
 FAILED = "the layers could not be timed"
 WARM_ROWS = 16
-_TRIES = 5
+_TRIES, _TRY_SECONDS, _TRY_ROWS = 3, 0.05, 32
+"""In each try rows for so long, or so many: a system lets short work go first, and what follows pays for it."""
 _CHUNK_TRIES = 2
 _BUSY_SECONDS = 0.1
 """How long the compute thread may be kept from others at once, as far as that is known beforehand."""
@@ -95,7 +97,7 @@ def _are_times(row: float, chunk: float) -> bool:
 async def time_stage(compute: ComputeThread, stage: Stage, width: int) -> Times | None:
     """What the layers of `stage` take, for rows of no session: the least of a few tries, for others may be busy here.
 
-    None if somebody else needs the thread meanwhile.
+    Who is busy all the time is so in each of them. None if somebody else needs the thread meanwhile.
 
     It is kept from them for the time of one row, or for a few rows of a prompt, at once. Raises StageError for a stage
     that can't compute.
@@ -109,9 +111,12 @@ async def time_stage(compute: ComputeThread, stage: Stage, width: int) -> Times 
         return None
     await seconds(WARM_ROWS)  # kernels are chosen, memory is taken
     for _ in range(_TRIES):
-        if compute.is_busy:
-            return None
-        rows.append(await seconds(1))
+        several = list[float]()
+        while sum(several) < _TRY_SECONDS and len(several) < _TRY_ROWS:
+            if compute.is_busy:
+                return None
+            several.append(await seconds(1))
+        rows.append(statistics.mean(several))
     few = await seconds(WARM_ROWS)
     many = max(WARM_ROWS, min(CHUNK_ROWS, int(WARM_ROWS * _BUSY_SECONDS / few)))
     chunks = []

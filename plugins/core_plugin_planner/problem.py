@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from statistics import median_high
 from typing import TypeAlias
 
@@ -214,13 +215,18 @@ class Problem:
 
     def _by_wire(self, seconds: Callable[[Wire], float]) -> Array:
         """From each machine to each other one. A wire of which nothing is known is like the median of the others."""
-        ids = [*(node.node_id for node in self.nodes), COORDINATOR]
-        found = [[None if one == other else self.request.wire(one, other) for other in ids] for one in ids]
-        known = sorted(seconds(wire) for wires in found for wire in wires if wire is not None)
+        known = [seconds(wire) for wire in self._pairs if wire is not None]
         usual = median_high(known) if known else seconds(ASSUMED_WIRE)
-        each = np.array([[usual if wire is None else seconds(wire) for wire in wires] for wires in found])
-        np.fill_diagonal(each, 0.0)
-        return _nanoseconds(each, MAX_WIRE_SECONDS)
+        machines = len(self.nodes) + 1
+        each = np.zeros((machines, machines))
+        each[np.triu_indices(machines, 1)] = [usual if wire is None else seconds(wire) for wire in self._pairs]
+        return _nanoseconds(each + each.T, MAX_WIRE_SECONDS)
+
+    @cached_property
+    def _pairs(self) -> list[Wire | None]:
+        """Between each two machines, the same both ways; None if nothing is known of it."""
+        ids = [*(node.node_id for node in self.nodes), COORDINATOR]
+        return [self.request.wire(one, other) for one, other in combinations(ids, 2)]
 
     def _wire(self, node: Candidate) -> Wire:
         return self.request.wire(node.node_id, COORDINATOR) or ASSUMED_WIRE

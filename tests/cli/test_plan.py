@@ -13,7 +13,15 @@ import pytest
 from typer.testing import CliRunner
 
 from core.cli import app
-from core.cli.plan_options import NodeOption, parse_caps, parse_link, parse_node, parse_pins, parse_size
+from core.cli.plan_options import (
+    NodeOption,
+    links_of_machine,
+    parse_caps,
+    parse_link,
+    parse_node,
+    parse_pins,
+    parse_size,
+)
 from core.cli.what_if import read_cluster, with_newcomers
 from core.errors import ConfigError, CoreError, PlanError, sole_error
 from core.interfaces.planner import PlanFor, Wire
@@ -135,6 +143,12 @@ def test_the_plan_follows_what_is_told_of_machines_and_links(model: Path) -> Non
     assert "One answer alone gets about 56 tokens a second, which are 42 words" in told[-1]
 
 
+def test_the_coordinators_links_are_those_of_the_node_beside_it() -> None:
+    near, far = Wire(0.001), Wire(0.02)
+    links = {("a", "b"): near, ("b", "c"): far, ("a", "c"): near, ("", "b"): near}
+    assert links_of_machine("b", links) == {("", "b"): Wire(0.0), ("", "a"): near, ("", "c"): far}
+
+
 def test_pins_and_exclusions_are_kept(model: Path) -> None:
     nodes = ("--node", "a=8gb,1ms", "--node", "b=8gb,9ms", "--node", "c=8gb,9ms")
     told = run("plan", "--model", str(model), *nodes, "--pin", "b=1-3", "--exclude", "c")
@@ -145,7 +159,7 @@ def test_pins_and_exclusions_are_kept(model: Path) -> None:
 def test_many_answers_together_are_planned_otherwise_than_one(model: Path) -> None:
     nodes = ("--node", "a=8gb,30ms", "--node", "b=8gb,30ms")
     told = run("plan", "--model", str(model), *nodes, "--plan-for", "throughput")
-    assert [line[:15] for line in told if "with its KV" in line] == ["a  layers [0, 3", "b  layers [3, 6"]
+    assert [line[:15] for line in told if "with room for texts" in line] == ["a  layers [0, 3", "b  layers [3, 6"]
 
 
 def test_more_context_takes_more_memory(model: Path) -> None:

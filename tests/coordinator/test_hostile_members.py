@@ -19,11 +19,13 @@ from core.coordinator.supervisor import RETRY_SECONDS
 from core.errors import ChannelClosed, RouteError, StageError
 from core.interfaces.engine import GenerationRequest
 from core.interfaces.transport import Channel
-from core.link import Link
+from core.link import Link, first_message
 from core.protocol.fields import Holding, Span
 from core.protocol.messages import (
     PROTOCOL_VERSION,
     Assignment,
+    Error,
+    ErrorCode,
     Hello,
     LoadFailed,
     Message,
@@ -260,6 +262,17 @@ async def test_who_breaks_the_protocol_is_left_out_when_it_comes_back(model: Pat
             async with cluster.join("liar"):
                 status = await cluster.until(lambda status: len(status.nodes) == 2)
                 assert "'liar' sent a HELLO" in status.nodes[1].detail
+
+
+async def test_nobody_takes_the_coordinators_place_in_a_plan(model: Path) -> None:
+    """It is called "" at the end of a wire: a node of that name would be no way away from it."""
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a") as cluster:
+            async with cluster.dial() as link:
+                await link.send(Hello(PROTOCOL_VERSION, "", free_memory=MOST))
+                refusal = await first_message(link)
+            assert isinstance(refusal, Error) and refusal.code == ErrorCode.NOT_A_NODE
+            assert [node.node_id for node in cluster.coordinator.status().nodes] == ["a"]
 
 
 def member_called(node_id: str) -> Member:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.coordinator.prediction import Prediction, gain, predict
+from core.coordinator.prediction import Prediction, gain, predict, with_prompts
 from core.interfaces.planner import COORDINATOR, Candidate, Plan, PlanFor, PlanRequest, StagePlan, Wire
 
 GB = 10**9
@@ -32,19 +32,18 @@ def test_a_token_takes_what_the_stages_read_and_the_links_cost() -> None:
     assert found.context == min(9 * GB // 1000, 17 * GB // 3000)
 
 
-def test_the_prompt_that_comes_with_a_token_counts_where_all_have_timed_prompts() -> None:
+def test_the_prompt_that_comes_with_a_token_counts() -> None:
     quick = Candidate("a", GB, "cpu", row_seconds=(0.01,), chunk_seconds=(2.56,))
     request = PlanRequest((1,), (quick,), weight_bytes=(1,), row_bytes=1000, prompt_rows=2.0)
     request = replace(request, wires={(COORDINATOR, "a"): Wire(0.0, bandwidth=1e6)})
     plan = Plan((StagePlan("a", 0, 1, 1),))
-    found = predict(plan, request, kv_layer_bytes=0, longest=100)
-    assert found.token_seconds == pytest.approx(0.01 + 2 * 0.001)
+    alone = predict(plan, request, caches(0), longest=100)
+    assert alone == Prediction(pytest.approx(0.01 + 2 * 0.001), 100, 0.01)
+    found = with_prompts(alone, plan, request)
     assert found.prompt_seconds == pytest.approx(2 * (0.01 + 2 * 0.001))
     assert found.stage_seconds == pytest.approx(0.01 + 2 * 0.01)
     slower = replace(found, prompt_seconds=2 * found.prompt_seconds)
     assert "a token with its prompt is predicted to take 36 ms instead of 60" in gain(found, slower)
-    untimed = replace(request, candidates=(replace(quick, chunk_seconds=()),))
-    assert predict(plan, untimed, kv_layer_bytes=0, longest=100).prompt_seconds == 0.0
 
 
 def test_a_node_whose_speed_is_not_known_makes_no_plan_faster() -> None:

@@ -50,6 +50,16 @@ def undisturbed() -> Report:
     return simulate(described())
 
 
+def test_caches_and_other_programs_cost_what_is_said_of_them() -> None:
+    plain = PC.layer_seconds(4)
+    machine = msgspec.structs.replace(PC, context_ms=1.0, cache_ms=3.0)
+    assert machine.layer_seconds(4, context=4000, cached=1000) == pytest.approx(plain + 0.004 + 0.003)
+    shared = msgspec.structs.replace(PC, scatter=(2.0, 2.0))
+    slow, quick = (simulate(described(machines=(each,))) for each in (shared, PC))
+    assert slow.busy["pc-1"] > quick.busy["pc-1"]
+    assert slow.streams[0].rate == pytest.approx(1 / (3 * 0.010 + 12 * 0.002 + 0.002), rel=0.01)
+
+
 def test_a_token_takes_what_wires_stages_and_head_take(undisturbed: Report) -> None:
     [stream] = undisturbed.streams
     assert len(undisturbed.layers) == 2
