@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from enum import Enum
 from functools import partial
 
 import trio
@@ -16,9 +15,10 @@ from core.coordinator.drift import DriftWatch
 from core.coordinator.hop import Hop, HopState
 from core.coordinator.housekeeping import Housekeeping
 from core.coordinator.improvement import Better, Improvement
-from core.coordinator.members import Member, Members, MemberState
+from core.coordinator.members import Member, Members
 from core.coordinator.pauses import drain, excuse_the_paused, parting
 from core.coordinator.planning import Planning, describe
+from core.coordinator.readiness import State, ready_nodes
 from core.coordinator.route import Route
 from core.coordinator.router import Router
 from core.coordinator.routes import Routes
@@ -38,14 +38,6 @@ GATHER_SECONDS = 10.0
 PLANNING = "a plan is made"
 NO_MEMORY_FOR_TWO = "memory for two routes is not there: answers wait while the next one is loaded"
 _log = logging.getLogger(__name__)
-
-
-class State(Enum):
-    """What stands between the cluster and being ready."""
-
-    WAITING = "waiting"
-    LOADING = "loading"
-    READY = "ready"
 
 
 class Supervisor:
@@ -125,11 +117,7 @@ class Supervisor:
         )
 
     def ready_nodes(self) -> int:
-        """Nodes that could serve: those that have loaded, or before there is a plan, those that are there."""
-        states = [member.state for member in self._members.all()]
-        if self.state is State.WAITING:
-            return sum(state not in (MemberState.FAILED, MemberState.PAUSED) for state in states)
-        return sum(state in (MemberState.LOADED, MemberState.READY) for state in states)
+        return ready_nodes(self.state, self._members.all())
 
     def rebalance(self) -> str:
         """Has a plan made of all nodes that are there: what becomes of it, in a sentence."""

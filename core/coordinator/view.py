@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from core.coordinator.live import Live
 from core.coordinator.members import Member, MemberState
+from core.coordinator.readiness import State
 from core.coordinator.session import Session, Status
-from core.coordinator.supervisor import State, Supervisor
+from core.coordinator.supervisor import Supervisor
 from core.coordinator.telemetry import Telemetry, gauge, status_of
 from core.interfaces.engine import ClusterStatus, NodeStatus, PlanningStatus, WireStatus
 from core.interfaces.telemetry import KVStatus, Metric

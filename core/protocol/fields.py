@@ -10,6 +10,8 @@ import msgspec
 from core.one_line import UNSAFE
 
 MAX_TEXT = 4096
+MAX_STAGES = 1024
+"""That a batch passes at most."""
 _HARMLESS = rf"^[^{UNSAFE}]*\Z"
 Name = Annotated[str, msgspec.Meta(max_length=256, pattern=_HARMLESS)]
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT, pattern=_HARMLESS)]

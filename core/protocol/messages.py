@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from core.protocol.fields import (
+    MAX_STAGES,
     AllOnDisk,
     Certificate,
     Commitment,
@@ -31,9 +32,6 @@ from core.protocol.fields import (
 
 PROTOCOL_VERSION = 3
 """Raised when a message changes in a way that an older peer would misread; peers must speak the same."""
-
-MAX_STAGES = 1024
-"""That a batch passes at most."""
 
 
 class Message(msgspec.Struct, frozen=True):

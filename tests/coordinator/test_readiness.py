@@ -14,7 +14,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from core.coordinator import live
 from core.coordinator.head import Head
 from core.coordinator.members import FAILED_SECONDS
-from core.coordinator.supervisor import RETRY_SECONDS, State, Supervisor
+from core.coordinator.readiness import State
+from core.coordinator.supervisor import RETRY_SECONDS, Supervisor
 from core.errors import NotReady, StageError
 from core.interfaces.checkpoint import Source
 from core.interfaces.engine import GenerationRequest

@@ -13,8 +13,8 @@ from trio.testing import MockClock
 
 from core.coordinator.generator import Generator
 from core.coordinator.live import Live
+from core.coordinator.readiness import State
 from core.coordinator.settings import CoordinatorSettings
-from core.coordinator.supervisor import State
 from core.errors import CoreError, sole_error
 from core.interfaces.checkpoint import Source
 from core.interfaces.quantizer import Quantizer
