@@ -10,8 +10,8 @@ import torch
 
 from core.errors import StageError
 from core.link import Link
+from core.protocol.fields import MAX_STAGES
 from core.protocol.messages import (
-    MAX_STAGES,
     Assignment,
     CacheCommand,
     ClearCache,
