@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 from core.errors import CoreError, PluginError
 
@@ -15,8 +16,7 @@ HINT = "do without it, or install another version of it"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """Of `method` of an item that a plugin added. `item` says whose: "quantizer 'bf16'"."""
 
     plugin: str
@@ -56,13 +56,13 @@ class Guard:
     def watch(self, object_: Any, method: str, check: Check, passes: tuple[type[Exception], ...] = ()) -> None:
         """From now on what `method` gives is checked, and what it raises is the plugin's, but for CoreErrors, a lack of
         memory and what `passes`."""
-        own = vars(object_).get(method)
+        unwatched, plugin, item = as_its_class_has_it(object_, method), self.plugin, self.item
 
         @wraps(getattr(object_, method))
         def watched(*args: Any, **options: Any) -> Any:
-            call = Call(self.plugin, self.item, method, args, options)
+            call = Call(plugin, item, method, args, options)
             try:
-                given = (own or of_class(object_, method))(*args, **options)
+                given = unwatched(*args, **options)
             except (Exception, SystemExit) as error:
                 if isinstance(error, passes) or is_excused(error):
                     raise
@@ -72,12 +72,13 @@ class Guard:
         vars(object_)[method] = watched
 
 
-def of_class(object_: object, method: str) -> Callable[..., Any]:
-    """What `method` is by its class, whatever stands before it in the object itself."""
-    found = next(vars(kind)[method] for kind in type(object_).__mro__ if method in vars(kind))
-    bind = getattr(found, "__get__", None)
-    method_: Callable[..., Any] = found if bind is None else bind(object_, type(object_))
-    return method_
+def as_its_class_has_it(object_: object, method: str) -> Callable[..., Any]:
+    """The method, by what the class of `object_` has when it is called. What is the object's own stays as it is."""
+    kind = type(object_)
+    if method in vars(object_) or not inspect.isfunction(inspect.getattr_static(kind, method)):
+        own: Callable[..., Any] = getattr(object_, method)
+        return own
+    return lambda *args, **options: getattr(kind, method)(object_, *args, **options)
 
 
 def is_excused(error: BaseException) -> bool:

@@ -26,7 +26,7 @@ class QuantizerChecks:
         self._tried: set[tuple[object, ...]] = set()
 
     def size(self, call: Call, given: Any) -> int:
-        if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+        if type(given) is not int or given < 0:
             raise call.gave(shown(given), "a whole number of bytes")
         return given
 

@@ -9,7 +9,7 @@ from typing import Any
 import trio
 
 from core.errors import sole_error
-from core.guard.calls import Call, Guard, is_excused, of_class, shown
+from core.guard.calls import Call, Guard, as_its_class_has_it, is_excused, shown
 from core.interfaces.transport import Channel, Transport
 
 MAX_PORT = 65_535
@@ -29,13 +29,15 @@ class _ListeningStatus(trio.TaskStatus[int]):
 
 
 def guard_transport(transport: Transport, guard: Guard) -> None:
+    listen, dial = as_its_class_has_it(transport, "listen"), as_its_class_has_it(transport, "dial")
+
     async def watched_listen(
         *args: Any, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED, **options: Any
     ) -> None:
         call = Call(guard.plugin, guard.item, "listen", args[:2], options)
         status = _ListeningStatus(call, task_status)
         try:
-            await of_class(transport, "listen")(*args, task_status=status, **options)
+            await listen(*args, task_status=status, **options)
         except (Exception, SystemExit) as error:
             raise _told(call, error) from error.__cause__
         raise call.failed("returned, and it must serve until it is cancelled")
@@ -44,7 +46,7 @@ def guard_transport(transport: Transport, guard: Guard) -> None:
     async def watched_dial(*args: Any, **options: Any) -> AsyncIterator[Channel]:
         call = Call(guard.plugin, guard.item, "dial", args, options)
         async with AsyncExitStack() as stack:
-            yield await _dialled(call, stack, of_class(transport, "dial"), options)
+            yield await _dialled(call, stack, dial, options)
 
     vars(transport).update(listen=watched_listen, dial=watched_dial)
 
