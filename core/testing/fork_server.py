@@ -193,6 +193,7 @@ def _run(words: list[str], env: dict[str, str], cwd: Path, files: list[Connectio
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
+    sys.path.insert(0, str(cwd))
     if namespace is not None:
         enter(namespace)
     kind, what, *sys.argv[1:] = words

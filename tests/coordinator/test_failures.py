@@ -21,7 +21,7 @@ from core.testing.transport import MemoryTransport
 
 SECONDS = 300
 TOKENS = 24
-LONG = 120
+LONG = 400
 """Tokens of a text that goes on for a while after its first token."""
 
 
