@@ -261,6 +261,12 @@ Experts may be one tensor each, as they are published, or all in one, as transfo
 latent attention multiplies from both sides, so it stays in `--dtype`; so do routers, in fp32. Layers that predict
 further tokens (`num_nextn_predict_layers`) are not loaded.
 
+## Windows
+
+A layer with a window forgets what slid out of it: it holds the window, up to 319 tokens more, and what rows behind the
+prompt's last chunk but one see. So a session goes back 128 tokens at any time, and further to there, or to the start;
+one that is not much longer than the window goes back anywhere.
+
 ## All of them, by transformers' code
 
 "Together" says that sessions that decode share one pass: before the first is shared, two made-up sessions show that

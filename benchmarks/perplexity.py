@@ -18,10 +18,12 @@ import torch.nn.functional as F
 from _measure import machine, verdict
 
 from core.cli.demo_model import demo_model
+from core.interfaces.architecture import EmbedAndHead
 from core.interfaces.checkpoint import Source
 from core.interfaces.dtypes import DType
 from core.plugins import PluginHost
 from core.runtime.model import Model, Precision
+from core.runtime.stage import Stage
 from core.runtime.tokenizer import Tokenizer
 
 HERE = Path(__file__).resolve().parent
@@ -57,10 +59,14 @@ def windows(model: Model, limit: int | None) -> Iterator[list[int]]:
             yield tokens[start : start + WINDOW]
 
 
-@torch.inference_mode()
 def perplexity(model: Model, precision: Precision, texts: list[list[int]]) -> float:
     outer = model.load_embed_and_head(precision, CPU)
     stage, _ = model.load_stage(range(model.spec.layers), precision, CPU)
+    return perplexity_of(outer, stage, texts)
+
+
+@torch.inference_mode()
+def perplexity_of(outer: EmbedAndHead, stage: Stage, texts: list[list[int]]) -> float:
     loss, predicted = 0.0, 0
     for tokens in texts:
         stage.caches.clear_all()
