@@ -21,9 +21,10 @@ from core.node.stage_loader import LoadAborted, Loaded, StageLoader
 from core.plugins import PluginHost
 from core.protocol.fields import Holding, Shard, Span
 from core.runtime.compiled import CompiledStack
-from core.runtime.model import Model
+from core.runtime.model import Model, Precision
 from core.testing.checkpoints import tiny_checkpoint
 from core.testing.lone_node import shard_of
+from core.testing.published import publish
 
 CPU = torch.device("cpu")
 LAYERS = range(1, 3)
@@ -285,3 +286,18 @@ def test_a_difference_in_layers_that_it_does_not_hold_is_not_the_nodes_to_find(m
     shutil.copytree(model, copy)
     flip(copy, "model.layers.3.mlp.down_proj.weight")
     assert load(msgspec.structs.replace(asked, model_id=str(copy)), keeper()).read_bytes > 0
+
+
+@pytest.mark.parametrize("kind", ["awq", "nvfp4"])
+def test_layers_that_are_kept_as_they_were_published_are_proven_and_as_large_as_said(tmp_path: Path, kind: str) -> None:
+    published = tiny_checkpoint(tmp_path, layers=4)
+    publish(published, kind)
+    plugins = PluginHost.installed()
+    with Model.open(Source(str(published)), plugins) as model:
+        precision = Precision(plugins.quantizers.get("stored"), DType.FP32, DType.FP32)
+        nbytes = sum(model.layer_bytes(layer, precision) for layer in LAYERS)
+    held, asked = keeper(), shard(published, quant="stored", weight_bytes=nbytes)
+    assert load(asked, held).weight_bytes == held.nbytes == asked.weight_bytes
+    flip(published, "model.layers.2.mlp.up_proj.weight")
+    with pytest.raises(CheckpointError, match="layer 2"):
+        load(asked, keeper())
