@@ -5,6 +5,7 @@ make docs runs this; a test holds the page against it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer
@@ -26,8 +27,11 @@ serve, SIGTERM with 0.
 """
 
 
-def names() -> list[str]:
-    return list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+def names() -> Iterator[str]:
+    """Of all commands, those of groups included."""
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        own = getattr(command, "commands", None)
+        yield from [name] if own is None else [f"{name} {each}" for each in own]
 
 
 def page() -> str:
@@ -35,7 +39,7 @@ def page() -> str:
 
 
 def _section(name: str) -> str:
-    told = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": str(COLUMNS)}, prog_name="core")
+    told = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": str(COLUMNS)}, prog_name="core")
     assert told.exit_code == 0, f"core {name} --help: {told.output}"
     lines = (line.rstrip() for line in told.output.strip().splitlines())
     return f"## core {name}\n\n```text\n" + "\n".join(lines) + "\n```\n"

@@ -25,7 +25,9 @@ OTHERS_OPTIONS = {"--system-site-packages", "--headless", "--folder", "--once", 
 
 @cache
 def options(command: str) -> frozenset[str]:
-    parameters = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
+    """Those of its own commands, if it has some, included."""
+    found = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
+    parameters = [one for each in (found, *getattr(found, "commands", {}).values()) for one in each.params]
     return frozenset(name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts))
 
 

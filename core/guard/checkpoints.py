@@ -8,6 +8,7 @@ from typing import Any
 
 from core.guard.calls import Call, Guard, is_excused, must_be, shown
 from core.interfaces.checkpoint import Checkpoint, FileInfo, TensorInfo
+from core.interfaces.stored import StoredWeight
 
 
 def check_checkpoint(guard: Guard, call: Call, given: Any) -> Checkpoint:
@@ -26,6 +27,8 @@ def check_checkpoint(guard: Guard, call: Call, given: Any) -> Checkpoint:
     guard.watch(given, "fetch", must_be(type(None), "nothing"))
     guard.watch(given, "read", _tensor_check(given.tensors))
     guard.watch(given, "slices", _watched_slices)
+    guard.watch(given, "stored", must_be(StoredWeight, "a StoredWeight"))
+    guard.watch(given, "stored_slices", _watched_slices)
     guard.watch(given, "set_aside", must_be(bool, "True or False"))
     guard.watch(given, "tokenizer", must_be(object, "a tokenizer"))
     guard.watch(given, "close", must_be(type(None), "nothing"))

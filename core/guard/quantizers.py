@@ -39,6 +39,16 @@ class QuantizerChecks:
                 _try(call, "", packed, _ones(call, batch, columns), (batch, rows))
         return packed
 
+    def kept(self, call: Call, kept: Any) -> Any:
+        weight, bias = call.args
+        nbytes = getattr(kept, "nbytes", None)
+        if not callable(kept) or not isinstance(nbytes, int):
+            raise call.gave(shown(kept), "what multiplies, and has an int `nbytes`")
+        said = self._quantizer.kept_bytes(weight.shape, weight.form, _DTYPES[_name(call.options["dtype"])])
+        if bias is None and nbytes != said:
+            raise call.gave(f"what holds {nbytes} bytes", f"what holds the {said} that kept_bytes says")
+        return kept
+
     def embedding(self, call: Call, packed: Any) -> Any:
         (weight,) = call.args
         self._refuse_other_size(call, packed, weight, None)

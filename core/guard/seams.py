@@ -16,7 +16,7 @@ from core.guard.calls import Guard, must_be
 from core.guard.checkpoints import check_checkpoint
 from core.guard.quantizers import QuantizerChecks
 from core.guard.transports import guard_transport
-from core.interfaces.architecture import Architecture
+from core.interfaces.architecture import Architecture, CacheSize
 from core.interfaces.checkpoint import CheckpointFormat
 from core.interfaces.planner import Plan, Planner
 from core.interfaces.quantizer import Quantizer
@@ -39,6 +39,9 @@ def _guard_quantizer(item: Quantizer, plugin: str) -> None:
     guard.watch(item, "packed_bytes", checks.size)
     guard.watch(item, "pack", checks.linear)
     guard.watch(item, "pack_embedding", checks.embedding)
+    guard.watch(item, "keeps", must_be(bool, "True or False"))
+    guard.watch(item, "kept_bytes", checks.size)
+    guard.watch(item, "keep", checks.kept)
     guard.watch(item, "report", must_be(str, "a string"))
 
 
@@ -49,6 +52,7 @@ def _guard_architecture(item: Architecture, plugin: str) -> None:
         guard.watch(item, method, check_spec, _AS_A_CONFIG_MAY)
     for method in ("layer_tensors", "non_layer_tensors"):
         guard.watch(item, method, check_tensor_specs, _AS_A_CONFIG_MAY)
+    guard.watch(item, "layer_cache", must_be(CacheSize, "a CacheSize"), _AS_A_CONFIG_MAY)
     guard.watch(item, "build_layers", check_layers, _AS_A_DISK_MAY)
     guard.watch(item, "build_embed_and_head", check_embed_and_head, _AS_A_DISK_MAY)
 

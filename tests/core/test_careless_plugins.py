@@ -12,7 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from core import Architecture, Checkpoint, CheckpointFormat, DType, FileInfo, Planner, Quantizer, Source, TensorInfo
+from core import (
+    Architecture,
+    Checkpoint,
+    CheckpointFormat,
+    DType,
+    FileInfo,
+    Planner,
+    Quantizer,
+    Source,
+    StoredForm,
+    StoredWeight,
+    TensorInfo,
+    Values,
+)
 from core import hookimpl as hook
 from core.blocks import DecoderArchitecture, DecoderShape, PlainLinear
 from core.errors import ConfigError, PlanError, PluginError
@@ -349,3 +362,29 @@ def test_a_method_with_other_arguments_is_seen_before_it_is_called() -> None:
         "PluginError: Lonely.build_embed_and_head can't be called: "
         "too many positional arguments: it must take (spec, weights)"
     )
+
+
+FORM = StoredForm(Values.INT4, columns=16)
+STORED = StoredWeight(FORM, torch.zeros(8, 8, dtype=torch.uint8), torch.ones(8, 1))
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        (None, "gave None, and it must give what multiplies"),
+        (
+            Packed(torch.ones(8, 8)),
+            "gave what holds 256 bytes, and it must give what holds the 512 that kept_bytes says",
+        ),
+    ],
+)
+def test_what_a_quantizer_keeps_is_what_it_said(kept: object, said: str) -> None:
+    def keep(self: object, weight: StoredWeight, bias: Tensor | None, **how: Any) -> Any:
+        return kept
+
+    careless = packing(
+        Packed, keep=keep, keeps=lambda self, form: "yes", kept_bytes=lambda self, shape, form, dtype: 512
+    )
+    quantizer = host_with(core_quantizers=careless).quantizers.get("quiet")
+    assert "keeps(a StoredForm) of its quantizer 'quiet' gave 'yes'" in mistake(lambda: quantizer.keeps(FORM))
+    assert said in mistake(lambda: quantizer.keep(STORED, None, dtype=torch.float32, device=CPU))
