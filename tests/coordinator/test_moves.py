@@ -51,7 +51,7 @@ async def test_a_loss_does_not_wait_for_a_better_plan_that_is_being_made(
 
     monkeypatch.setattr(MeasuredPlanner, "plan", slow)
     with trio.fail_after(SECONDS):
-        async with memory_cluster(model, "a", "b") as cluster:
+        async with memory_cluster(model, "a", "b", rebalance=True) as cluster:
             await cluster.ready()
             await cluster.start_node("c")
             await cluster.until(lambda _: asked.is_set())

@@ -20,7 +20,7 @@ LAYERS = 4
 @pytest.fixture(scope="module")
 def planning() -> Any:
     planner = PluginHost.installed().planners.get("measured")
-    return SimpleNamespace(planner=planner, one_at_a_time=trio.CapacityLimiter(1))
+    return SimpleNamespace(planner=planner, threads=trio.CapacityLimiter(1))
 
 
 def candidate(name: str, gigabytes: float, milliseconds: float) -> Candidate:

@@ -130,7 +130,9 @@ def shared_cluster(portal: BlockingPortal) -> SharedCluster:
 @pytest.fixture(scope="session")
 def pair(shared_cluster: SharedCluster, model: Path) -> Iterator[Cluster]:
     """Two nodes that serve `model` in fp32. Tests leave it as they found it."""
-    with shared_cluster(model, "--dtype", "fp32", "--no-prefix-cache", nodes=("one", "two")) as cluster:
+    with shared_cluster(
+        model, "--dtype", "fp32", "--no-prefix-cache", "--planner", "balanced", nodes=("one", "two")
+    ) as cluster:
         yield cluster
 
 

@@ -86,7 +86,7 @@ async def test_two_nodes_in_fp32_answer_as_the_oracle(path: Path, oracle: Any) -
 
 @pytest.mark.parametrize(
     ("options", "packed"),
-    [(("--quant", "fp16", "--dtype", "fp16"), ("fp16", "fp16")), ((), ("int4", "bf16"))],
+    [(("--quant", "fp16", "--dtype", "fp16"), ("fp16", "fp16")), ((), ("stored", "bf16"))],
     ids=["fp16", "as a friend would choose"],
 )
 async def test_two_nodes_know_the_capital_of_france(

@@ -84,7 +84,7 @@ async def test_of_a_prompt_that_is_tokenized(
     field: str,
     named: str,
 ) -> None:
-    async def refuse(prompt: str | Conversation) -> tuple[int, ...]:
+    async def refuse(prompt: str | Conversation, client: str = "") -> tuple[int, ...]:
         raise RequestError("it can't be had", param=field)
 
     monkeypatch.setattr(engine, "tokenize", refuse)
@@ -95,7 +95,7 @@ async def test_of_a_prompt_that_is_tokenized(
 async def test_of_an_option_of_a_template_that_thinks(
     client: httpx.AsyncClient, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refuse(conversation: Conversation) -> str:
+    async def refuse(conversation: Conversation, client: str = "") -> str:
         raise RequestError("there is no option 'colour'", param="template_options")
 
     engine.chat_template = "<think>"

@@ -171,7 +171,7 @@ async def _started(folder: Path, *options: str, before: str = "", **env: str) ->
             folder,
             *options,
             env={**os.environ, **env},
-            imports_anew="PYTHONPATH" in env,
+            imports_anew="PYTHONPATH" in env or any(option.startswith("core://") for option in options),
         )
         try:
             yield Started(process)

@@ -35,9 +35,11 @@ async def test_it_serves_its_page_and_ends_by_a_signal(started: Any, tmp_path: P
 
 
 async def again(folder: Path, *options: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """`core-node`, to its end, with an invite on standard input."""
+    """`core-node`, to its end, with an invite on standard input. Given one as a word, it begins again as a program."""
     words = ("-m", "node_app", "--folder", str(folder), *options)
-    return await trio.to_thread.run_sync(partial(run_python, *words, env=env, stdin=b"127.0.0.1:1\n"))
+    begins_again = options[-1] != "-"
+    run = partial(run_python, *words, env=env, stdin=b"127.0.0.1:1\n", imports_anew=begins_again)
+    return await trio.to_thread.run_sync(run)
 
 
 async def test_a_second_start_reaches_the_first_and_tells_its_address(
