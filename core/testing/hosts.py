@@ -163,6 +163,8 @@ async def _let_go(frames: trio.MemoryReceiveChannel[tuple[float, bytes]], sink: 
 @contextmanager
 def _frames_of(cable: str) -> Iterator[socket.socket]:
     """What comes in there, and a way out. Each frame begins with what its host left to hardware: checksum and size."""
+    if sys.platform != "linux":
+        raise OSError("there are no hosts here")
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as frames:
         frames.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
         frames.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
