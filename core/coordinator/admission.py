@@ -180,14 +180,19 @@ class Admission:
                 self._clear(gone)
                 self._commands.append(CopyCache(self._hop, kept.cache, session.number, common))
                 return Place(self._epoch, session.number, wanted, cached=common, snapshot=kept.snapshot)
-        wanted = max(wanted, kept.room if kept else 0)
-        gone = self.budget.reserve(wanted, taken=kept)
+        if kept is not None:
+            room = max(wanted, kept.room)
+            gone = self.budget.reserve(room, taken=kept)
+            if gone is not None:
+                self._clear(gone)
+                return Place(
+                    self._epoch, kept.cache, room, cached=common, most_cached=kept.room, snapshot=kept.snapshot
+                )
+        gone = self.budget.reserve(wanted)
         if gone is None:
             return None
         self._clear(gone)
-        if kept is None:
-            return Place(self._epoch, session.number, wanted)
-        return Place(self._epoch, kept.cache, wanted, cached=common, most_cached=kept.room, snapshot=kept.snapshot)
+        return Place(self._epoch, session.number, wanted)
 
     def _longest_prefix(self, session: Session) -> tuple[Kept | None, int]:
         """The caches to begin with, and how many of their tokens: the last token of a prompt is always run."""

@@ -18,6 +18,8 @@ from core.protocol.messages import KeepLayers, Release
 
 MAX_STAND_INS = 8
 """Of one member."""
+SETTLING_SECONDS = 30.0
+"""For how long members are waited for that are to let go of layers: what they say then is the memory that there is."""
 Extra = tuple[frozenset[int], bool]
 """Layers of the model that a member holds and that nobody needs, and whether it holds those of others."""
 NOTHING: Extra = (frozenset(), False)
@@ -49,7 +51,10 @@ class Housekeeping:
             if not member.paused:
                 self._have_stand_in(member, wanted.get(member, []), nursery)
                 self._have_let_go(member)
-        route.is_settled = all(self._extra(hop.member) == NOTHING for hop in route.hops)
+        now = trio.current_time()
+        route.tidied_at = min(route.tidied_at, now)
+        in_time = now < route.tidied_at + SETTLING_SECONDS
+        route.is_settled = not in_time or all(self._extra(hop.member) == NOTHING for hop in route.hops)
         self._asked = {member: asked for member, asked in self._asked.items() if member in members}
 
     def dismiss(self, member: Member) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -93,6 +94,8 @@ class Route:
         self.hops = tuple(hops)
         self.broken = trio.Event()
         self.failure: RouteError | None = None
+        self.tidied_at = math.inf
+        """When its members were first told to let go of what it does without."""
         self.is_settled = False
         """Whether its members hold layers for it alone, so that they have all the KV memory which they will have."""
         self.is_doubted = False

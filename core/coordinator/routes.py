@@ -26,7 +26,9 @@ class Routes:
         return list(dict.fromkeys(self._by_hop.values()))
 
     def add(self, route: Route) -> None:
-        """Its hops are their members' from now on."""
+        """Its hops are their members' from now on: they do not hold layers for another route alone."""
+        for other in self.all():
+            other.is_settled = other.is_settled and not other.members & route.members
         for hop in route.hops:
             self._by_hop[hop.number] = route
             hop.member.add(hop)

@@ -22,6 +22,8 @@ from core.runtime.cuts import Cuts
 
 NEARLY_DONE = 32
 """Tokens: a session that can decode no more than this is finished where it is."""
+RETIRED_SECONDS = 30.0
+"""For how long at most: its caches are in the way of the next plan."""
 
 
 class Replaced(RouteError):
@@ -71,26 +73,36 @@ class RouteService:
         self._on_room = on_room
         self.ended = trio.Event()
         """Set when nobody is on the route."""
-        self._retired = False
+        self._retired = trio.Event()
         self._empty = trio.Event()
         route.count_kv(lambda: self.admission.budget.rooms)
 
     async def serve(self) -> None:
         """Until the route breaks, or nobody is left on one that is retired."""
-        await self.scheduler.run()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._end_when_retired)
+            await self.scheduler.run()
+            nursery.cancel_scope.cancel()
 
     def retire(self) -> None:
         """Another route takes its place: sessions move there, or finish here if they are nearly done."""
-        self._retired = True
         self.admission.close()
         for session in list(self.admission.running.values()):
             left = session.decoding.max_tokens - session.decoded
-            stays = session.decodes and left <= NEARLY_DONE and not self.admission.is_starved(session)
+            goes_on = session.decodes and not session.is_ahead and not self.admission.is_starved(session)
+            stays = goes_on and left <= NEARLY_DONE
             if session.place is not None and not stays:
                 session.place.moving = True
                 self.scheduler.release(session)
         self.scheduler.wake()
+        self._retired.set()
         self._left()
+
+    async def _end_when_retired(self) -> None:
+        """Who can't finish in time, for want of a reader perhaps, goes on elsewhere."""
+        await self._retired.wait()
+        await trio.sleep(RETIRED_SECONDS)
+        self.route.fail(Replaced("another route has taken this one's place"))
 
     async def wait_empty(self) -> None:
         """Until nobody is on it."""
@@ -105,6 +117,6 @@ class RouteService:
     def _left(self) -> None:
         if not self.admission.running:
             self._empty.set()
-            if self._retired:
+            if self._retired.is_set():
                 self.route.fail(Replaced("another route has taken this one's place"))
         self._on_room()

@@ -143,12 +143,13 @@ class Supervisor:
             return
         elif pausing := [hop.member for hop in service.route.hops if hop.member.paused]:
             await self._serve_without(pausing[0], service, nursery)
+        elif self._routes.all() != [service.route]:
+            await self._pause(RETRY_SECONDS, seen)  # one that was replaced is still finishing
         elif (better := await self._improvement.find(service.route, self._trusted())) is not None:
             await self._take(better, service, nursery)
         else:
-            if self._routes.all() == [service.route]:
-                self._housekeeping.tidy(service.route, self._members.all(), nursery)
-                self._members.spare({one.node_id: AVOIDED for one in self._suspicion.suspects(self._available())})
+            self._housekeeping.tidy(service.route, self._members.all(), nursery)
+            self._members.spare({one.node_id: AVOIDED for one in self._suspicion.suspects(self._available())})
             await self._pause(RETRY_SECONDS, seen)
 
     async def _make(self, nursery: trio.Nursery, plan: Plan | None = None) -> None:
@@ -175,7 +176,7 @@ class Supervisor:
         others = self._available()
         try:
             plan = await service.route.unless_broken(
-                partial(self._suspicion.plan, self.planning, others, beside=[service.route])
+                partial(self._suspicion.plan, self.planning, others, beside=self._routes.all())
             )
         except PlanError:
             if self._settings.recovery_time == 0 or not await self._can_be_served_without():
@@ -319,7 +320,7 @@ class Supervisor:
             available, seen = self._available(), self._members.changes
             self.planning.requirements.tell(self._members.all())
             try:
-                plan = await self._suspicion.plan(self.planning, available)
+                plan = await self._suspicion.plan_anyway(self.planning, available, self._routes.all())
             except PlanError as error:
                 self._is_stuck = True
                 self._become(State.WAITING, self._absences.waited_for(error, self._settings.local_nodes))

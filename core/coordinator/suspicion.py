@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 import trio
 
@@ -73,3 +74,10 @@ class Suspicion:
             except PlanError:
                 continue
         return await planning.plan(members, beside=beside, in_haste=True)
+
+    async def plan_anyway(self, planning: Planning, members: Sequence[Member], alive: Collection[Route]) -> Plan:
+        """The same beside what still finishes on the `alive` routes, or else without regard to it."""
+        if alive:
+            with suppress(PlanError):
+                return await self.plan(planning, members, beside=alive)
+        return await self.plan(planning, members)

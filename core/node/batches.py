@@ -27,16 +27,32 @@ from core.runtime.stage import Stage
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What is to go on to the next hop or the coordinator (None: nothing), and whether it was sent from here."""
+    """What is to go on to the next hop or the coordinator, and whether it was sent from here."""
 
-    message: Message | None
+    message: Message
     sent: bool = False
     seconds: float = 0.0
     """How long a batch was computed."""
 
 
+@dataclass(slots=True)
+class HandOver:
+    """How much the compute thread has `left` to trio to hand on, and how much of that is `handed` on. Each writes its
+    own. While they differ, nothing may be sent past trio: batches and cache commands keep their order."""
+
+    left: int = 0
+    handed: int = 0
+
+
 def run_batch(
-    stage: Stage, batch: Run, came: int, wire: torch.dtype, assignment: Assignment, link: Link, request_id: str
+    stage: Stage,
+    batch: Run,
+    came: int,
+    wire: torch.dtype,
+    assignment: Assignment,
+    link: Link,
+    request_id: str,
+    hand_over: HandOver,
 ) -> Done:
     """`came` is when the batch did, by time.perf_counter_ns. Raises StageError where it can't be computed."""
     if max(len(batch.queue_us), len(batch.compute_us)) >= MAX_STAGES:
@@ -56,16 +72,20 @@ def run_batch(
             batch, hop=assignment.next_hop, hidden=hidden, compute_us=compute_us, queue_us=queue_us
         )
     # A prompt's chunks keep their order: one that is too large to be sent here must not be overtaken by the next.
-    in_turn = last or isinstance(batch, RunDecode)
-    return Done(message, in_turn and link.send_now(message, request_id), took / 1e9)
+    in_turn = (last or isinstance(batch, RunDecode)) and hand_over.left == hand_over.handed
+    sent = in_turn and link.send_now(message, request_id)
+    hand_over.left += not sent
+    return Done(message, sent, took / 1e9)
 
 
-def obey(stage: Stage, command: CacheCommand, next_hop: int | None) -> Done:
+def obey(stage: Stage, command: CacheCommand, hand_over: HandOver) -> Done:
+    """It is handed on whatever becomes of it here: the hops behind have caches of their own."""
+    hand_over.left += 1
     if isinstance(command, CopyCache):
         stage.caches.copy(command.source, command.target, command.length)
     elif isinstance(command, ClearCache):
         stage.caches.clear(command.sessions)
-    return Done(None if next_hop is None else msgspec.structs.replace(command, hop=next_hop))
+    return Done(command)
 
 
 def rows_of(message: Message) -> int:

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import trio
 
 from core.errors import ChannelClosed, CoreError, NoKVRoom, ProtocolError
 from core.interfaces.dtypes import DType, KVDType
 from core.link import Link
-from core.node.batches import Done, bytes_of, obey, rows_of, run_batch
+from core.node.batches import Done, HandOver, bytes_of, obey, rows_of, run_batch
 from core.node.hop_times import HopTimes
 from core.node.loading import Load, of_layers
 from core.node.peers import dial_upstream
@@ -70,6 +71,7 @@ class Hop:
         self.layers = self._load.layers
         self._times = HopTimes(node, (), 0)
         self._waiting_bytes = 0
+        self._hand_over = HandOver()
         self._put, self._inbox = trio.open_memory_channel[_Work](_INBOX)
         self._order, self._orders = trio.open_memory_channel[ConnectPeer](1)
         self._scope = trio.CancelScope()
@@ -127,10 +129,11 @@ class Hop:
     def _begin(self, packet: Packet, stage: Stage) -> Job[Done]:
         message, compute, assignment = packet.message, self._node.compute, self.assignment
         if isinstance(message, CacheCommand):
-            return compute.start(obey, stage, message, assignment.next_hop)
+            return compute.start(obey, stage, message, self._hand_over)
         assert isinstance(message, Run)
         wire, came = torch_dtype(DType(assignment.wire_dtype)), time.perf_counter_ns()
-        return compute.start(run_batch, stage, message, came, wire, assignment, self._onward(), packet.request_id)
+        told = wire, assignment, self._onward(), packet.request_id, self._hand_over
+        return compute.start(run_batch, stage, message, came, *told)
 
     def _onward(self) -> Link:
         """Where this hop's results go: to the next one over its own link, or to the coordinator."""
@@ -205,22 +208,35 @@ class Hop:
         """Takes what the compute thread has done, in order, and sends on what it could not send itself."""
         async for work in self._inbox:
             request_id = work.packet.request_id
+            message = work.packet.message
             try:
                 done = await of_layers(work.job, self.layers)
             except CoreError as error:
                 refusal = InferenceError(self.assignment.hop, clipped(error), isinstance(error, NoKVRoom))
                 await self._control.send(refusal, request_id)
+                if isinstance(message, CacheCommand):
+                    await self._hand_on(message, request_id)
                 continue
             finally:
-                self._waiting_bytes -= bytes_of(work.packet.message)
-            if isinstance(work.packet.message, Run):
-                self._times.note(work.packet.message, done.seconds)
+                self._waiting_bytes -= bytes_of(message)
+            if isinstance(message, Run):
+                self._times.note(message, done.seconds)
             self._report.changed()
-            self._node.activity.tokens += rows_of(work.packet.message)
-            if done.message is not None and not done.sent:
+            self._node.activity.tokens += rows_of(message)
+            if not done.sent:
                 await self._hand_on(done.message, request_id)
 
     async def _hand_on(self, message: Message, request_id: str) -> None:
+        """To the next hop, or the coordinator, which needs no cache command back."""
+        try:
+            if not isinstance(message, CacheCommand):
+                await self._send_on(message, request_id)
+            elif self.assignment.next_hop is not None:
+                await self._send_on(msgspec.structs.replace(message, hop=self.assignment.next_hop), request_id)
+        finally:
+            self._hand_over.handed += 1
+
+    async def _send_on(self, message: Message, request_id: str) -> None:
         """A lost neighbour is reported elsewhere."""
         link = self._onward()
         try:

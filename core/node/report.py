@@ -44,6 +44,8 @@ class StateReport:
         self._control = control
         self._hops = hops
         self._kv_room: int | None = None
+        self._told_nbytes = 0
+        """Of layers, when the room beside them was measured."""
         self._holdings: list[Holding] = []
         self._changed = trio.Event()
 
@@ -60,14 +62,16 @@ class StateReport:
     async def tell(self, *, layers_changed: bool = False) -> None:
         """Counts in the compute thread, which owns the caches.
 
-        The room for them is measured when layers changed, and always told with the layers that it is beside.
+        The room for them is measured when layers changed, also by a load whose end nobody waited for, and always told
+        with the layers that it is beside.
         """
         node = self._node
         hops = self._hops()
         usage = await node.compute.run(_usage_of, [hop.stage for hop in hops if hop.stage is not None])
         for hop in hops:
             hop.tell_times()
-        if layers_changed or self._kv_room is None:
+        if layers_changed or self._kv_room is None or node.keeper.nbytes != self._told_nbytes:
+            self._told_nbytes = node.keeper.nbytes
             self._kv_room, self._holdings = node.keeper.kv_room(usage.kv_bytes), node.keeper.holdings()
             node.keeper.caches.promise(self._kv_room, at_most=node.keeper.bound)
         node.activity.kv_bytes, node.activity.weight_bytes = usage.kv_bytes, node.keeper.nbytes

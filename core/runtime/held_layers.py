@@ -107,9 +107,11 @@ class HeldLayers:
                 held.parts.update((key, parts[key]) for key in held.keys[layer])
 
     def drop(self, variant: Variant, layer: int) -> int:
-        """Lets go of a layer. Returns how many bytes were held by it alone."""
+        """Lets go of a layer. Returns how many bytes were held by it alone: 0 of one that somebody else let go of."""
         with self._lock:
-            held = self._variants[variant]
+            held = self._variants.get(variant)
+            if held is None or layer not in held.keys:
+                return 0
             alone = held.keys.pop(layer).difference(*held.keys.values())
             freed = sum(held.parts.pop(key).nbytes for key in alone)
             del held.digests[layer]

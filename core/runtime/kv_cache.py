@@ -140,9 +140,13 @@ class CacheStore:
         held = cache.length if cache is not None else 0
         if cache is None or length > held:
             raise StageError(f"session {source} has {held} tokens cached", f"{length} can't be copied from it")
-        copied = cache.prefix(length)
-        self._resize({**self._capacities, target: capacity(max(1, length))})
-        self._sessions[target] = copied
+        before = self._capacities
+        self._resize({**before, target: capacity(max(1, length))})
+        try:
+            self._sessions[target] = cache.prefix(length)
+        except BaseException:
+            self._resize(before)
+            raise
 
     def clear(self, sessions: Sequence[int]) -> None:
         for session in sessions:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import ollama
@@ -12,7 +14,10 @@ import pytest
 import trio
 
 from core.errors import RouteError
-from core.interfaces.engine import Delta
+from core.gateway.answers.generations import Outcome
+from core.gateway.answers.ollama import OllamaFormatter
+from core.gateway.dialects.reader import Reader
+from core.interfaces.engine import Delta, Generation
 
 QWEN3 = "{% if tools %}<tool_call>{% endif %}{{ messages }}{% if enable_thinking %}{% endif %}</think>"
 CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -89,6 +94,17 @@ async def test_an_answer_may_be_sent_back_with_its_results(address: tuple[str, i
     assert (paris["function"]["arguments"], rome["function"]["arguments"]) == ({"city": "Paris"}, {"city": "Rome"})
     assert (rain["name"], rain["tool_call_id"], rain["content"]) == ("get_weather", paris["id"], "rain")
     assert (sun["name"], sun["tool_call_id"], sun["content"]) == ("get_weather", rome["id"], "sun")
+
+
+def test_times_are_those_of_the_prompt_and_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=1000)
+    monkeypatch.setattr("core.gateway.answers.ollama.time.perf_counter_ns", lambda: next(clock))
+    formatter = OllamaFormatter("org/tiny", Reader(), chats=False)
+    deltas = [Delta("so", 1), Delta(" far", 2, "stop")]
+    for _ in deltas:
+        formatter.came()
+    line = formatter.whole([Outcome(cast(Generation, SimpleNamespace(prompt_tokens=5)), deltas)])
+    assert (line.prompt_eval_duration, line.eval_duration, line.total_duration) == (1000, 1000, 2000)
 
 
 async def test_a_prompt_is_answered(address: tuple[str, int], engine: Any) -> None:

@@ -55,6 +55,7 @@ class Answer:
     async def _whole(self, steps: AsyncIterator[Step]) -> bytes:
         outcomes: dict[int, Outcome] = {}
         async for step in steps:
+            self.formatter.came()
             outcomes.setdefault(step.index, Outcome(step.generation)).deltas.append(step.delta)
         return msgspec.json.encode(self.formatter.whole([outcomes[index] for index in sorted(outcomes)]))
 

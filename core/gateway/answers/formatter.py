@@ -36,6 +36,9 @@ class Formatter(ABC):
     out_of_time = False
     """Whether its deadline ended it."""
 
+    def came(self) -> None:  # noqa: B027
+        """A step came of an answer that is told as a whole: most have nothing to do about it."""
+
     @abstractmethod
     def whole(self, outcomes: Sequence[Outcome]) -> Struct: ...
 

@@ -31,7 +31,10 @@ class OllamaFormatter(Formatter):
         self._last: Step | None = None
         self._rest: Sequence[Piece] = ()
         self._began = time.perf_counter_ns()
-        self._answered = self._began
+        self._answered = 0
+
+    def came(self) -> None:
+        self._answered = self._answered or time.perf_counter_ns()
 
     def whole(self, outcomes: Sequence[Outcome]) -> Line:
         (outcome,) = outcomes
@@ -55,8 +58,7 @@ class OllamaFormatter(Formatter):
         yield _encoded(failure.ollama_body())
 
     def _read(self, step: Step) -> list[Piece]:
-        if self._last is None:
-            self._answered = time.perf_counter_ns()
+        self.came()
         self._last = step
         pieces = self._reader.push(step.delta.text, step.delta.tokens)
         if step.delta.finish_reason:
