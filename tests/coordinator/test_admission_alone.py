@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -33,17 +34,20 @@ class Counted:
         self.left += 1
 
 
-def admission_to(queue: WaitingQueue, counted: Counted) -> Admission:
+def admission_to(
+    queue: WaitingQueue, counted: Counted, room: Sequence[int] = (BUDGET,), *, keeps: bool = False
+) -> Admission:
+    """`room`: how many tokens the route has memory for, which may change."""
     route = SimpleNamespace(
-        kv_tokens=BUDGET,
-        kv_capacity=BUDGET,
-        fits=lambda rooms: sum(rooms.elements()) <= BUDGET,
+        kv_tokens=room[0],
+        kv_capacity=room[0],
+        fits=lambda rooms: sum(rooms.elements()) <= room[0],
         is_settled=True,
         failure=None,
         epoch=1,
         hops=[SimpleNamespace(number=1)],
     )
-    options = {"max_sessions": 8, "answer_tokens": 1024, "keeps": False, "cuts": Cuts()}
+    options = {"max_sessions": 8, "answer_tokens": 1024, "keeps": keeps, "cuts": Cuts()}
     return Admission(cast(Route, route), queue, counted.begin, counted.leave, **options)
 
 
@@ -97,3 +101,15 @@ async def test_nobody_is_let_onto_a_route_that_is_closed(is_open: bool) -> None:
     queue.add(session(1, 10, bounded=True), deadline=60)
     admission.admit()
     assert counted.begun == ([1] if is_open else [])
+
+
+async def test_a_kept_cache_that_does_not_fit_any_more_is_given_up_and_not_waited_for() -> None:
+    room, queue, counted = [40_000], WaitingQueue(), Counted()
+    admission = admission_to(queue, counted, room, keeps=True)
+    assert admission.budget.keep(7, list(range(2000)), 32_768) == []
+    room[0] = 30_000
+    decoding = SimpleNamespace(max_tokens=100, bounded=True, prompt_logprobs_asked=None)
+    queue.add(Session(1, range(1000), cast(Decoding, decoding)), deadline=60)
+    admission.admit()
+    assert counted.begun == [1]
+    assert admission.budget.kept == 0
