@@ -11,7 +11,17 @@ from core_plugin_planner.objective import Path, stages_of
 from core_plugin_planner.problem import NANOSECONDS, NEVER, VIOLATION, Array, Problem
 from core_plugin_planner.search import with_each
 from core_plugin_planner.solve import NEAR, best_cost, for_speed, weighs_loading
-from core_plugin_planner.words import WORDS, at_least, milliseconds, named, per_second, seconds, too_small, words
+from core_plugin_planner.words import (
+    WORDS,
+    at_least,
+    instead,
+    milliseconds,
+    named,
+    per_second,
+    seconds,
+    too_small,
+    words,
+)
 
 GB = 10**9
 CABLE_SECONDS, CABLE_SPEED = 0.0003, 125e6
@@ -97,9 +107,9 @@ class Explanation:
             return f"spare for now: it has too much to load, but would save {milliseconds(now - then)} of {self.token}"
         if then > now * (1 + NEAR) and then < VIOLATION:
             if self.for_throughput:
-                return f"spare: the slowest machine would need {self._instead(now, then)}"
+                return f"spare: the slowest machine would need {instead(now, then)}"
             longer = milliseconds(then - now)
-            return f"spare: with it, {self.token} would take {longer} longer ({self._instead(now, then)})"
+            return f"spare: with it, {self.token} would take {longer} longer ({instead(now, then)})"
         return "spare: the model fits without it, and it would make nothing faster"
 
     def _speed(self) -> Iterator[str]:
@@ -147,7 +157,7 @@ class Explanation:
         back_and_forth = 2 if len(self.path) == 1 else 1
         saved = back_and_forth * (nanoseconds - cable)
         if saved >= max(WORTH * total, MIN_SAVED) and self._is_measured(*ends):
-            yield f"{told} With a gigabit cable there, a token would take {self._instead(total, total - saved)}."
+            yield f"{told} With a gigabit cable there, a token would take {instead(total, total - saved)}."
         elif len(self.path) > 1 and self._is_measured(*ends):
             yield told
 
@@ -161,7 +171,7 @@ class Explanation:
             if without is None:
                 needed.append(name)
             elif without > now * (1 + NEAR):
-                saves.append(f"without {name}, {self.token} would take {self._instead(now, without)}")
+                saves.append(f"without {name}, {self.token} would take {instead(now, without)}")
             elif without < now * (1 - NEAR):
                 cost = milliseconds(now - without)
                 costs.append(f"{name} costs {cost} of {self.token}, and is used because that was asked for")
@@ -188,7 +198,7 @@ class Explanation:
             yield (
                 f"Several machines bring memory, and their connections cost time: with {at_least(missing)} more,"
                 f" {self.problem.nodes[node].node_id} could hold the model alone, and {self.token} would take"
-                f" {self._instead(now, cost)}."
+                f" {instead(now, cost)}."
             )
 
     def _more_memory(self) -> Iterator[str]:
@@ -217,9 +227,6 @@ class Explanation:
     def _best(self, candidates: tuple[Candidate, ...]) -> int | None:
         """For speed, of the best plan for these, whatever else was asked for; None if the model does not fit."""
         return best_cost(Problem(replace(self.request, candidates=candidates, min_stages=1, pins={})))
-
-    def _instead(self, now: float, then: float) -> str:
-        return f"{milliseconds(then)} instead of {milliseconds(now)}"
 
     def _is_measured(self, one: int, other: int) -> bool:
         ids = [self.problem.nodes[end].node_id if end >= 0 else COORDINATOR for end in (one, other)]

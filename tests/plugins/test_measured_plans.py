@@ -102,6 +102,12 @@ def test_a_model_that_fits_a_quick_machine_goes_there_though_a_slow_one_has_more
     assert made.left_out[0][1].startswith("spare: with it, a token would take 5.3 ms longer (")
 
 
+def test_times_that_are_near_each_other_are_told_apart() -> None:
+    wires = {(COORDINATOR, "pc"): Wire(0.0), (COORDINATOR, "mac"): Wire(0.0004)}
+    made = plan(request(node("pc", 22, 26.6), node("mac", 22, 26.6), wires=wires))
+    assert "0.80 ms longer (27.4 ms instead of 26.6 ms)" in dict(made.left_out)["mac"]
+
+
 @pytest.mark.parametrize("plan_for", PlanFor)
 def test_machines_that_are_alike_share_alike(plan_for: PlanFor) -> None:
     made = plan(request(node("b", 15, 40), node("a", 15, 40), plan_for=plan_for))
