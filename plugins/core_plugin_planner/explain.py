@@ -166,7 +166,7 @@ class Explanation:
             return
         now, needed, saves, costs = for_speed(self.problem).cost_of(self.path), [], [], []
         for node in self.order:
-            others = tuple(each for index, each in enumerate(self.problem.nodes) if index != node)
+            others = tuple(each for index, each in enumerate(self._nodes) if index != node)
             without, name = self._best(others), self.problem.nodes[node].node_id
             if without is None:
                 needed.append(name)
@@ -189,7 +189,7 @@ class Explanation:
         """What the machine that would be fastest alone lacks for that."""
         total, alone = sum(self.request.layer_bytes), []
         for node in self.order:
-            candidate = replace(self.problem.nodes[node], memory=max(total, self.problem.nodes[node].memory))
+            candidate = replace(self._nodes[node], memory=max(total, self._nodes[node].memory))
             if (cost := self._best((candidate,))) is not None:
                 alone.append((cost, node))
         cost, node = min(alone, default=(now, -1))
@@ -204,10 +204,10 @@ class Explanation:
     def _more_memory(self) -> Iterator[str]:
         """What one more gigabyte would bring on the machine of the plan where it brings most."""
         now, best = for_speed(self.problem).cost_of(self.path), (NEVER, "")
-        used = [self.problem.nodes[node] for node in self.order]
+        used = [self._nodes[node] for node in self.order]
         for node in used:
             more = tuple(replace(each, memory=each.memory + GB * (each is node)) for each in used)
-            problem = Problem(replace(self.request, candidates=more))
+            problem = Problem(replace(self.problem.as_if_known, candidates=more))
             few = len(used) <= MAX_TRIED
             cost = best_cost(problem) if few else for_speed(problem).cost(range(len(used)))
             best = min(best, (NEVER if cost is None else cost, node.node_id))
@@ -226,7 +226,11 @@ class Explanation:
 
     def _best(self, candidates: tuple[Candidate, ...]) -> int | None:
         """For speed, of the best plan for these, whatever else was asked for; None if the model does not fit."""
-        return best_cost(Problem(replace(self.request, candidates=candidates, min_stages=1, pins={})))
+        return best_cost(Problem(replace(self.problem.as_if_known, candidates=candidates, min_stages=1, pins={})))
+
+    @property
+    def _nodes(self) -> tuple[Candidate, ...]:
+        return self.problem.as_if_known.candidates
 
     def _is_measured(self, one: int, other: int) -> bool:
         ids = [self.problem.nodes[end].node_id if end >= 0 else COORDINATOR for end in (one, other)]

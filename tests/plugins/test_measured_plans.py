@@ -277,6 +277,13 @@ def test_notes_name_what_limits_it_and_what_would_help() -> None:
     assert "One more gigabyte on pc would save" in told
 
 
+def test_more_memory_where_there_is_enough_saves_nothing_of_connections_that_are_not_known() -> None:
+    wires = {("mac", "pc"): Wire(0.0045, 12.5e6)}
+    made = plan(request(node("mac", 16, 90), node("pc", 24, 31), wires=wires))
+    assert ranges(made) == [("pc", 0, 40)]
+    assert not any("One more gigabyte" in note for note in made.notes)
+
+
 def test_a_model_that_does_not_fit_tells_what_is_missing() -> None:
     with pytest.raises(PlanError, match="the model does not fit") as refused:
         plan(request(node("a", 5, 10), node("b", 5, 10)))
