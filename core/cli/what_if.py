@@ -62,6 +62,15 @@ async def what_if(url: str, without: list[str], with_: list[str]) -> None:
     then = planned(planner, changed)
     typer.echo(described(then))
     typer.echo(difference(now, cluster.request, then, changed))
+    if newcomers := _without_speed(then, changed, cluster.request):
+        typer.echo(f"Say how long a token takes through the whole model on {newcomers}: --with 24gb,9ms")
+
+
+def _without_speed(plan: Plan, changed: PlanRequest, request: PlanRequest) -> str:
+    """The newcomers that have layers, though nobody said how fast they are."""
+    there, used = {node.node_id for node in request.candidates}, {stage.node_id for stage in plan.stages}
+    untold = [node.node_id for node in changed.candidates if not node.row_seconds]
+    return ", ".join(node_id for node_id in untold if node_id in used - there)
 
 
 def read_cluster(status: dict[str, Any], url: str) -> RunningCluster:

@@ -224,6 +224,10 @@ def test_a_running_cluster_says_what_would_be_without_a_machine_and_with_another
     answering(monkeypatch, CLUSTER)
     told = run("plan", "--cluster", "http://127.0.0.1:8000", "--with", "new=24gb,12ms", "--without", "mac")
     assert any(line.startswith("new  layers [0, 6)") for line in told)
+    assert "--with 24gb,9ms" not in told[-1]
+    answering(monkeypatch, CLUSTER)
+    told = run("plan", "--cluster", "http://127.0.0.1:8000", "--with", "24gb", "--without", "mac", "--without", "pc")
+    assert told[-1] == "Say how long a token takes through the whole model on new-1: --with 24gb,9ms"
     answering(monkeypatch, {**CLUSTER, "planning": None})
     assert "makes no plans yet" in str(refusal("plan", "--cluster", "http://127.0.0.1:8000"))
 
