@@ -23,10 +23,14 @@ class PlanFor(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """Between two machines: `seconds` that a small message takes one way, and bytes per second (0: not known)."""
+    """Between two ends: `seconds` that a small message takes one way, and bytes per second (0: not known).
+
+    `within_machine`: both ends are known to be on one machine.
+    """
 
     seconds: float
     bandwidth: float = 0.0
+    within_machine: bool = False
 
     def takes(self, nbytes: int) -> float:
         """Seconds that so many bytes take one way."""
@@ -99,7 +103,8 @@ class PlanRequest:
         if len(known) < len(by_coordinator):
             return None
         bandwidths = [wire.bandwidth for wire in known if wire.bandwidth]
-        return Wire(max(wire.seconds for wire in known), min(bandwidths, default=0.0))
+        within_machine = all(wire.within_machine for wire in known)
+        return Wire(max(wire.seconds for wire in known), min(bandwidths, default=0.0), within_machine)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from core import COORDINATOR, Candidate, PlanFor, PlanRequest
+from core import COORDINATOR, Candidate, PlanFor, PlanRequest, Wire
 from core_plugin_planner.objective import Path, stages_of
 from core_plugin_planner.problem import NANOSECONDS, NEVER, VIOLATION, Array, Problem
 from core_plugin_planner.search import with_each
@@ -156,9 +156,10 @@ class Explanation:
         cable = (CABLE_SECONDS + self.request.row_bytes / CABLE_SPEED) * NANOSECONDS
         back_and_forth = 2 if len(self.path) == 1 else 1
         saved = back_and_forth * (nanoseconds - cable)
-        if saved >= max(WORTH * total, MIN_SAVED) and self._is_measured(*ends):
+        wire = self._wire(*ends)
+        if wire and not wire.within_machine and saved >= max(WORTH * total, MIN_SAVED):
             yield f"{told} With a gigabit cable there, a token would take {instead(total, total - saved)}."
-        elif len(self.path) > 1 and self._is_measured(*ends):
+        elif wire and len(self.path) > 1:
             yield told
 
     def _why_so_many(self) -> Iterator[str]:
@@ -221,7 +222,7 @@ class Explanation:
         if self.is_known and unknown:
             yield f"How fast {named(unknown)} computes is not known yet: it is taken to be as fast as the others."
         ends = [*pairwise((-1, *self.order, -1))]
-        if self.is_known and not all(self._is_measured(*pair) for pair in ends):
+        if self.is_known and not all(self._wire(*pair) for pair in ends):
             yield "Not all connections are known: one that is not is taken to be like the others, or 0.5 ms."
 
     def _best(self, candidates: tuple[Candidate, ...]) -> int | None:
@@ -232,9 +233,10 @@ class Explanation:
     def _nodes(self) -> tuple[Candidate, ...]:
         return self.problem.as_if_known.candidates
 
-    def _is_measured(self, one: int, other: int) -> bool:
+    def _wire(self, one: int, other: int) -> Wire | None:
+        """As it was measured; None if it was not."""
         ids = [self.problem.nodes[end].node_id if end >= 0 else COORDINATOR for end in (one, other)]
-        return self.request.wire(*ids) is not None
+        return self.request.wire(*ids)
 
     def _name(self, stage: int) -> str:
         return self.problem.nodes[self.path[stage][0]].node_id

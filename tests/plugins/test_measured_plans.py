@@ -277,6 +277,13 @@ def test_notes_name_what_limits_it_and_what_would_help() -> None:
     assert "One more gigabyte on pc would save" in told
 
 
+def test_no_cable_is_advised_within_a_machine() -> None:
+    for within, count in ((False, 1), (True, 0)):
+        wire = Wire(0.005, within_machine=within)
+        asked = request(node("a", 9, 20), node("b", 9, 20), wires={(COORDINATOR, "a"): wire, (COORDINATOR, "b"): wire})
+        assert [note.count("With a gigabit cable") for note in plan(asked).notes if "weakest" in note] == [count]
+
+
 def test_more_memory_where_there_is_enough_saves_nothing_of_connections_that_are_not_known() -> None:
     wires = {("mac", "pc"): Wire(0.0045, 12.5e6)}
     made = plan(request(node("mac", 16, 90), node("pc", 24, 31), wires=wires))
