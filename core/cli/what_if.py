@@ -105,6 +105,7 @@ def read_cluster(status: dict[str, Any], url: str) -> RunningCluster:
             wires={tuple(wire["ends"]): Wire(wire["seconds"], wire["bandwidth"]) for wire in status.get("wires", ())},
             pins={node_id: range(*layers) for node_id, layers in asked.get("pins", {}).items()},
             prompt_rows=asked.get("prompt_rows", 0.0),
+            head_seconds=asked.get("head_seconds", 0.0),
         ),
     )
 

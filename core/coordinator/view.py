@@ -92,6 +92,7 @@ def _planning(live: Live) -> PlanningStatus | None:
         pins={node_id: (layers.start, layers.stop) for node_id, layers in live.settings.pins.items()},
         excluded=tuple(sorted(live.settings.excluded)),
         prompt_rows=asked.prompt_rows,
+        head_seconds=_rounded(live.telemetry.times.head),
     )
 
 

@@ -198,6 +198,7 @@ class PlanningStatus:
     pins: Mapping[str, tuple[int, int]]
     excluded: tuple[str, ...]
     prompt_rows: float = 0.0
+    head_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

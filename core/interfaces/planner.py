@@ -71,7 +71,8 @@ class PlanRequest:
 
     `row_bytes` is what one row of hidden states takes on a wire. `wires` are those that were measured, by the ids of
     their two ends in either order, the coordinator's being COORDINATOR. `pins` are layers that a node must have.
-    `prompt_rows` is how many rows of prompts are computed for each row that is decoded.
+    `prompt_rows` is how many rows of prompts are computed for each row that is decoded. `head_seconds` is what a token
+    takes in the coordinator itself, whatever the plan: embedding, head, sampling (0: not known).
     """
 
     layer_bytes: tuple[int, ...]
@@ -85,6 +86,7 @@ class PlanRequest:
     wires: Mapping[tuple[str, str], Wire] = field(default_factory=dict)
     pins: Mapping[str, range] = field(default_factory=dict)
     prompt_rows: float = 0.0
+    head_seconds: float = 0.0
 
     def wire(self, one: str, other: str) -> Wire | None:
         """Between two nodes, or a node and COORDINATOR; None if nothing is known of it.

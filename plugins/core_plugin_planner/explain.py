@@ -62,6 +62,11 @@ class Explanation:
         return self.request.plan_for is PlanFor.THROUGHPUT
 
     @property
+    def head(self) -> int:
+        """Nanoseconds of a token in the coordinator itself; 0 if that is not known."""
+        return round(self.request.head_seconds * NANOSECONDS)
+
+    @property
     def token(self) -> str:
         """What machines are compared by."""
         return "a token with its prompt" if self.problem.prompt_shares else "a token"
@@ -107,14 +112,14 @@ class Explanation:
             return f"spare for now: it has too much to load, but would save {milliseconds(now - then)} of {self.token}"
         if then > now * (1 + NEAR) and then < VIOLATION:
             if self.for_throughput:
-                return f"spare: the slowest machine would need {instead(now, then)}"
+                return f"spare: the slowest machine would need {self._instead(now, then)}"
             longer = milliseconds(then - now)
-            return f"spare: with it, {self.token} would take {longer} longer ({instead(now, then)})"
+            return f"spare: with it, {self.token} would take {longer} longer ({self._instead(now, then)})"
         return "spare: the model fits without it, and it would make nothing faster"
 
     def _speed(self) -> Iterator[str]:
         stages, wires = self._stage_times(self.problem.compute), self._wire_times(self.problem.wires)
-        total, computing = sum(stages) + sum(wires), sum(stages)
+        total, computing = self.head + sum(stages) + sum(wires), sum(stages)
         if self.for_throughput:
             busy = self._stage_times(self.problem.serve)
             slowest = max(range(len(busy)), key=busy.__getitem__)
@@ -123,10 +128,12 @@ class Explanation:
                 f" {self.token}. So all answers together get at most {per_second(busy[slowest])} tokens a second, or"
                 " more when many ask at once, since a machine computes several answers in one go."
             )
+        between = f" and {milliseconds(sum(wires))} between them, without what the coordinator itself takes"
+        if self.head:
+            between = f", {milliseconds(sum(wires))} between them and {milliseconds(self.head)} in the coordinator"
         yield (
             f"One answer alone gets about {per_second(total)} tokens a second, which are {words(total)} words: a token"
-            f" takes {milliseconds(total)}, {milliseconds(computing)} of it in the machines and"
-            f" {milliseconds(sum(wires))} between them."
+            f" takes {milliseconds(total)}, {milliseconds(computing)} of it in the machines{between}."
         )
         if self.problem.prompt_shares:
             yield self._prompts(total)
@@ -141,7 +148,8 @@ class Explanation:
         yield from self._weakest_link(worst, wires[worst], total)
 
     def _prompts(self, total: int) -> str:
-        served = sum(self._stage_times(self.problem.serve)) + sum(self._wire_times(self.problem.serving_wires))
+        stages, wires = self._stage_times(self.problem.serve), self._wire_times(self.problem.serving_wires)
+        served = self.head + sum(stages) + sum(wires)
         rows = self.request.prompt_rows
         return (
             f"A question of {round(1000 * WORDS)} words is read in about {seconds((served - total) * 1000 / rows)}."
@@ -172,7 +180,7 @@ class Explanation:
             if without is None:
                 needed.append(name)
             elif without > now * (1 + NEAR):
-                saves.append(f"without {name}, {self.token} would take {instead(now, without)}")
+                saves.append(f"without {name}, {self.token} would take {self._instead(now, without)}")
             elif without < now * (1 - NEAR):
                 cost = milliseconds(now - without)
                 costs.append(f"{name} costs {cost} of {self.token}, and is used because that was asked for")
@@ -199,7 +207,7 @@ class Explanation:
             yield (
                 f"Several machines bring memory, and their connections cost time: with {at_least(missing)} more,"
                 f" {self.problem.nodes[node].node_id} could hold the model alone, and {self.token} would take"
-                f" {instead(now, cost)}."
+                f" {self._instead(now, cost)}."
             )
 
     def _more_memory(self) -> Iterator[str]:
@@ -232,6 +240,11 @@ class Explanation:
     @property
     def _nodes(self) -> tuple[Candidate, ...]:
         return self.problem.as_if_known.candidates
+
+    def _instead(self, now: int, then: int) -> str:
+        """Of what plans cost, in which the coordinator's own part of a token is not."""
+        own = 0 if self.for_throughput else self.head
+        return instead(own + now, own + then)
 
     def _wire(self, one: int, other: int) -> Wire | None:
         """As it was measured; None if it was not."""

@@ -253,6 +253,7 @@ async def test_a_cluster_tells_what_its_plans_are_made_of(model: Path) -> None:
     assert found.request.plan_for is PlanFor.THROUGHPUT
     assert found.request.pins == {"a": range(0, 3)}
     assert len(found.request.weight_bytes) == LAYERS
+    assert found.request.head_seconds > 0
     reserved = {
         size - weight for size, weight in zip(found.request.layer_bytes, found.request.weight_bytes, strict=True)
     }

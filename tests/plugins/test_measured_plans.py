@@ -277,6 +277,17 @@ def test_notes_name_what_limits_it_and_what_would_help() -> None:
     assert "One more gigabyte on pc would save" in told
 
 
+def test_the_coordinators_own_part_of_a_token_counts_if_it_is_known() -> None:
+    wires = {(COORDINATOR, "pc"): Wire(0.0), (COORDINATOR, "far"): Wire(0.005)}
+    asked = request(node("pc", 22, 20), node("far", 22, 20), wires=wires)
+    made = plan(asked)
+    assert made.notes[0].endswith("and 0.00 ms between them, without what the coordinator itself takes.")
+    made = plan(replace(asked, head_seconds=0.03))
+    assert made.notes[0].startswith("One answer alone gets about 20 tokens a second")
+    assert made.notes[0].endswith("20 ms of it in the machines, 0.00 ms between them and 30 ms in the coordinator.")
+    assert "(60 ms instead of 50 ms)" in dict(made.left_out)["far"]
+
+
 def test_no_cable_is_advised_within_a_machine() -> None:
     for within, count in ((False, 1), (True, 0)):
         wire = Wire(0.005, within_machine=within)
