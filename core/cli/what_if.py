@@ -87,6 +87,7 @@ def read_cluster(status: dict[str, Any], url: str) -> RunningCluster:
             chunk_seconds=tuple(node.get("chunk_seconds") or ()),
             held=frozenset(range(*node["layers"])) if node["layers"] else frozenset(),
             labels=frozenset(node.get("labels") or ()),
+            estimated=node.get("estimated", False),
         )
         for node in status["nodes"]
         if node["state"] not in _ABSENT and node["node_id"] not in asked.get("excluded", ())

@@ -184,6 +184,7 @@ class Planning:
             on_disk=member.has_on_disk(self.held_as),
             load_speed=float(member.reported.load_speed),
             labels=frozenset(member.hello.labels),
+            estimated=self.speeds.estimated(member),
         )
 
     def _request(self, members: Sequence[Member], beside: Collection[Route]) -> PlanRequest:

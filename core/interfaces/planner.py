@@ -42,7 +42,8 @@ class Candidate:
     """A node as the planner sees it: `memory` is what it offers for layers and their KV caches, in bytes.
 
     `row_seconds[i]` is how long one row takes through layer i on it, `chunk_seconds[i]` how long CHUNK_ROWS of a prompt
-    take; both are empty if its speed is not known. `held` are the layers that it has in memory already: it need not
+    take; both are empty if its speed is not known. They are `estimated` if it timed none of the layers, but how fast it
+    multiplies, which promises much. `held` are the layers that it has in memory already: it need not
     load them. Of these, `pinned` serve another route, and stay whatever the plan is: their weights are not in
     `memory`, so each takes what its KV cache takes alone. `on_disk` are layers that it has read before, so that it
     need not download them; it loads `load_speed` bytes a second from there (0: not known). `labels` are its owner's
@@ -59,6 +60,7 @@ class Candidate:
     on_disk: frozenset[int] = frozenset()
     load_speed: float = 0.0
     labels: frozenset[str] = frozenset()
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

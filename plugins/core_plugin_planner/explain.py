@@ -131,9 +131,10 @@ class Explanation:
         between = f" and {milliseconds(sum(wires))} between them, without what the coordinator itself takes"
         if self.head:
             between = f", {milliseconds(sum(wires))} between them and {milliseconds(self.head)} in the coordinator"
+        bound = "at most" if self._estimated else "about"
         yield (
-            f"One answer alone gets about {per_second(total)} tokens a second, which are {words(total)} words: a token"
-            f" takes {milliseconds(total)}, {milliseconds(computing)} of it in the machines{between}."
+            f"One answer alone gets {bound} {per_second(total)} tokens a second, which are {words(total)} words: a"
+            f" token takes {milliseconds(total)}, {milliseconds(computing)} of it in the machines{between}."
         )
         if self.problem.prompt_shares:
             yield self._prompts(total)
@@ -229,9 +230,19 @@ class Explanation:
         unknown = [node.node_id for node in used if not node.row_seconds]
         if self.is_known and unknown:
             yield f"How fast {named(unknown)} computes is not known yet: it is taken to be as fast as the others."
+        if self._estimated:
+            yield (
+                f"How long these layers take on {named(self._estimated)} was not measured yet: it is estimated by how"
+                " fast the machine multiplies, and a token may take several times as long."
+            )
         ends = [*pairwise((-1, *self.order, -1))]
         if self.is_known and not all(self._wire(*pair) for pair in ends):
             yield "Not all connections are known: one that is not is taken to be like the others, or 0.5 ms."
+
+    @property
+    def _estimated(self) -> list[str]:
+        used = (self.problem.nodes[node] for node in self.order)
+        return [node.node_id for node in used if node.estimated and node.row_seconds]
 
     def _best(self, candidates: tuple[Candidate, ...]) -> int | None:
         """For speed, of the best plan for these, whatever else was asked for; None if the model does not fit."""

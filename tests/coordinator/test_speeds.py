@@ -62,6 +62,13 @@ def test_timed_layers_take_what_was_timed_and_others_as_long_for_a_byte() -> Non
     assert SPEEDS.timed(one, range(1, 4)) == 0.0, "no layer of the other kind was timed"
 
 
+def test_times_are_estimated_if_the_member_timed_none_of_the_layers() -> None:
+    assert not SPEEDS.estimated(member(layer_times=timed(2 * MS), speed=1))
+    assert SPEEDS.estimated(member(layer_times=timed(2 * MS, kind=b"o" * KIND_BYTES), speed=1))
+    assert SPEEDS.estimated(member(speed=1))
+    assert not SPEEDS.estimated(member()), "it is not known at all"
+
+
 def test_a_chunk_takes_no_less_than_a_row() -> None:
     """Whatever a node says of it, or is seen to take."""
     one = member(layer_times=timed(2 * MS, 1))

@@ -288,6 +288,14 @@ def test_the_coordinators_own_part_of_a_token_counts_if_it_is_known() -> None:
     assert "(60 ms instead of 50 ms)" in dict(made.left_out)["far"]
 
 
+def test_a_promise_by_estimated_times_is_told_to_be_one() -> None:
+    measured, estimated = (node("pc", 22, 20, estimated=each) for each in (False, True))
+    assert not any("estimated" in note for note in plan(request(measured)).notes)
+    notes = plan(request(estimated, node("far", 22, 90))).notes
+    assert notes[0].startswith("One answer alone gets at most")
+    assert any(note.startswith("How long these layers take on pc was not measured yet") for note in notes)
+
+
 def test_no_cable_is_advised_within_a_machine() -> None:
     for within, count in ((False, 1), (True, 0)):
         wire = Wire(0.005, within_machine=within)
