@@ -151,9 +151,9 @@ class Explanation:
     def _prompts(self, total: int) -> str:
         stages, wires = self._stage_times(self.problem.serve), self._wire_times(self.problem.serving_wires)
         served = self.head + sum(stages) + sum(wires)
-        rows = self.request.prompt_rows
+        rows, bound = self.request.prompt_rows, "no less than" if self._estimated else "about"
         return (
-            f"A question of {round(1000 * WORDS)} words is read in about {seconds((served - total) * 1000 / rows)}."
+            f"A question of {round(1000 * WORDS)} words is read in {bound} {seconds((served - total) * 1000 / rows)}."
             f" Machines are compared by a token with its prompt: for each token of an answer {rows:g} of a question"
             f" are read, and together that takes {milliseconds(served)}."
         )

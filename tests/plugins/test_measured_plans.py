@@ -291,8 +291,10 @@ def test_the_coordinators_own_part_of_a_token_counts_if_it_is_known() -> None:
 def test_a_promise_by_estimated_times_is_told_to_be_one() -> None:
     measured, estimated = (node("pc", 22, 20, estimated=each) for each in (False, True))
     assert not any("estimated" in note for note in plan(request(measured)).notes)
-    notes = plan(request(estimated, node("far", 22, 90))).notes
+    estimated = replace(estimated, chunk_seconds=(0.01,) * 40)
+    notes = plan(request(estimated, node("far", 22, 90), prompt_rows=2.0)).notes
     assert notes[0].startswith("One answer alone gets at most")
+    assert notes[1].startswith("A question of 750 words is read in no less than")
     assert any(note.startswith("How long these layers take on pc was not measured yet") for note in notes)
 
 
