@@ -62,6 +62,15 @@ async def what_if(url: str, without: list[str], with_: list[str]) -> None:
     then = planned(planner, changed)
     typer.echo(described(then))
     typer.echo(difference(now, cluster.request, then, changed))
+    if newcomers := _without_speed(then, changed, cluster.request):
+        typer.echo(f"Say how long a token takes through the whole model on {newcomers}: --with 24gb,9ms")
+
+
+def _without_speed(plan: Plan, changed: PlanRequest, request: PlanRequest) -> str:
+    """The newcomers that have layers, though nobody said how fast they are."""
+    there, used = {node.node_id for node in request.candidates}, {stage.node_id for stage in plan.stages}
+    untold = [node.node_id for node in changed.candidates if not node.row_seconds]
+    return ", ".join(node_id for node_id in untold if node_id in used - there)
 
 
 def read_cluster(status: dict[str, Any], url: str) -> RunningCluster:
@@ -78,6 +87,7 @@ def read_cluster(status: dict[str, Any], url: str) -> RunningCluster:
             chunk_seconds=tuple(node.get("chunk_seconds") or ()),
             held=frozenset(range(*node["layers"])) if node["layers"] else frozenset(),
             labels=frozenset(node.get("labels") or ()),
+            estimated=node.get("estimated", False),
         )
         for node in status["nodes"]
         if node["state"] not in _ABSENT and node["node_id"] not in asked.get("excluded", ())
@@ -96,6 +106,7 @@ def read_cluster(status: dict[str, Any], url: str) -> RunningCluster:
             wires={tuple(wire["ends"]): Wire(wire["seconds"], wire["bandwidth"]) for wire in status.get("wires", ())},
             pins={node_id: range(*layers) for node_id, layers in asked.get("pins", {}).items()},
             prompt_rows=asked.get("prompt_rows", 0.0),
+            head_seconds=asked.get("head_seconds", 0.0),
         ),
     )
 

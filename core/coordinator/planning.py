@@ -166,9 +166,7 @@ class Planning:
 
     def _predict(self, plan: Plan, request: PlanRequest) -> Prediction:
         longest = self.model.spec.context_length
-        return predict(
-            plan, request, partial(self.model.session_cost, precision=self.precision), longest, self.times.head
-        )
+        return predict(plan, request, partial(self.model.session_cost, precision=self.precision), longest)
 
     def _candidate(self, member: Member, beside: Collection[Route]) -> Candidate:
         hops = [hop for route in beside for hop in route.hops if hop.member is member]
@@ -186,6 +184,7 @@ class Planning:
             on_disk=member.has_on_disk(self.held_as),
             load_speed=float(member.reported.load_speed),
             labels=frozenset(member.hello.labels),
+            estimated=self.speeds.estimated(member),
         )
 
     def _request(self, members: Sequence[Member], beside: Collection[Route]) -> PlanRequest:
@@ -196,7 +195,12 @@ class Planning:
         asked = plan_request(self.model, self.precision, candidates, *bounds, context)
         pins = {node_id: layers for node_id, layers in settings.pins.items() if node_id in {m.node_id for m in members}}
         return replace(
-            asked, wires=self.wires.known(members), plan_for=settings.plan_for, pins=pins, prompt_rows=PROMPT_ROWS
+            asked,
+            wires=self.wires.known(members),
+            plan_for=settings.plan_for,
+            pins=pins,
+            prompt_rows=PROMPT_ROWS,
+            head_seconds=self.times.head,
         )
 
     def _local_memory(self) -> int:

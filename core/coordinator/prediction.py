@@ -38,16 +38,14 @@ def predict(
     request: PlanRequest,
     session_cost: Callable[[range], Callable[[int], int]],
     longest: int,
-    head_seconds: float = 0.0,
 ) -> Prediction:
     """`session_cost` tells of layers what a session's caches take in them, in bytes, by the tokens that they have room
     for; the model itself takes `longest` tokens.
 
-    `head_seconds` is what the coordinator itself takes for it: embedding, head, sampling.
     The memory of candidates is what they offer for layers and caches if nothing else is on them.
     """
     by_id = {candidate.node_id: candidate for candidate in request.candidates}
-    seconds, slowest, known, context = head_seconds + wire_seconds(plan, request), 0.0, True, longest
+    seconds, slowest, known, context = request.head_seconds + wire_seconds(plan, request), 0.0, True, longest
     for stage in plan.stages:
         node, layers = by_id[stage.node_id], range(stage.start, stage.end)
         weights = sum(request.weight_bytes[layer] for layer in layers)

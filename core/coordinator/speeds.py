@@ -36,6 +36,12 @@ class Speeds:
         told = self._seconds(member, lambda time: time.chunk_ns, member.hello.chunk_speed)
         return tuple(map(max, told, self.row_seconds(member))) if self.row_seconds(member) else told
 
+    def estimated(self, member: Member) -> bool:
+        """Whether it is known by what stands in for layers' times alone, for it has timed none of them."""
+        kinds = {cost.kind for cost in self.costs}
+        timed = any(time.row_ns and time.kind in kinds for time in member.reported.layer_times)
+        return not timed and bool(member.hello.speed)
+
     def timed(self, member: Member, layers: range) -> float:
         """What a row takes in all of `layers`; 0 if the member has not timed every kind of them."""
         known = {time.kind for time in member.reported.layer_times if time.row_ns}

@@ -92,6 +92,7 @@ def _planning(live: Live) -> PlanningStatus | None:
         pins={node_id: (layers.start, layers.stop) for node_id, layers in live.settings.pins.items()},
         excluded=tuple(sorted(live.settings.excluded)),
         prompt_rows=asked.prompt_rows,
+        head_seconds=_rounded(live.telemetry.times.head),
     )
 
 
@@ -120,6 +121,7 @@ def _node_status(member: Member, supervisor: Supervisor | None, telemetry: Telem
         chunk_seconds=tuple(map(_rounded, speeds.chunk_seconds(member))) if speeds else (),
         memory=supervisor.planning.memory(member) if supervisor else 0,
         tokens=telemetry.tokens_by_node.get(member.node_id, 0),
+        estimated=speeds.estimated(member) if speeds else False,
     )
 
 

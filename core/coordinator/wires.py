@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from core.coordinator.hop import DIRECT
@@ -55,7 +56,8 @@ class Wires:
                 relayed = _joined(found.get((COORDINATOR, one)), found.get((COORDINATOR, other)))
                 if (between := wire or relayed) is not None:
                     found[one, other] = between
-        return found
+        here = {COORDINATOR, *(member.node_id for member in members if member.link.within_this_machine)}
+        return {ends: replace(wire, within_machine=here.issuperset(ends)) for ends, wire in found.items()}
 
 
 def wire_of(link: Link) -> Wire | None:

@@ -161,8 +161,8 @@ class NodeStatus:
     """One member. `layers` is [start, end) or None; memory in bytes; `link` says how its upstream reaches it.
 
     `progress` is (bytes done, bytes in all) while it downloads or loads, as `detail` says. `row_seconds` and
-    `chunk_seconds` are what a planner is told of it, as in core.interfaces.planner.Candidate, of all layers; so is
-    `memory`, the bytes that it offers for layers and their caches. `tokens` have passed its layers.
+    `chunk_seconds` are what a planner is told of it, as in core.interfaces.planner.Candidate, of all layers; so are
+    `memory`, the bytes that it offers for layers and their caches, and `estimated`. `tokens` have passed its layers.
     """
 
     node_id: str
@@ -182,6 +182,7 @@ class NodeStatus:
     chunk_seconds: tuple[float, ...] = ()
     memory: int = 0
     tokens: int = 0
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,7 @@ class PlanningStatus:
     pins: Mapping[str, tuple[int, int]]
     excluded: tuple[str, ...]
     prompt_rows: float = 0.0
+    head_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,14 @@ class PlanFor(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """Between two machines: `seconds` that a small message takes one way, and bytes per second (0: not known)."""
+    """Between two ends: `seconds` that a small message takes one way, and bytes per second (0: not known).
+
+    `within_machine`: both ends are known to be on one machine.
+    """
 
     seconds: float
     bandwidth: float = 0.0
+    within_machine: bool = False
 
     def takes(self, nbytes: int) -> float:
         """Seconds that so many bytes take one way."""
@@ -38,7 +42,8 @@ class Candidate:
     """A node as the planner sees it: `memory` is what it offers for layers and their KV caches, in bytes.
 
     `row_seconds[i]` is how long one row takes through layer i on it, `chunk_seconds[i]` how long CHUNK_ROWS of a prompt
-    take; both are empty if its speed is not known. `held` are the layers that it has in memory already: it need not
+    take; both are empty if its speed is not known. They are `estimated` if it timed none of the layers, but how fast it
+    multiplies, which promises much. `held` are the layers that it has in memory already: it need not
     load them. Of these, `pinned` serve another route, and stay whatever the plan is: their weights are not in
     `memory`, so each takes what its KV cache takes alone. `on_disk` are layers that it has read before, so that it
     need not download them; it loads `load_speed` bytes a second from there (0: not known). `labels` are its owner's
@@ -55,6 +60,7 @@ class Candidate:
     on_disk: frozenset[int] = frozenset()
     load_speed: float = 0.0
     labels: frozenset[str] = frozenset()
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,8 @@ class PlanRequest:
 
     `row_bytes` is what one row of hidden states takes on a wire. `wires` are those that were measured, by the ids of
     their two ends in either order, the coordinator's being COORDINATOR. `pins` are layers that a node must have.
-    `prompt_rows` is how many rows of prompts are computed for each row that is decoded.
+    `prompt_rows` is how many rows of prompts are computed for each row that is decoded. `head_seconds` is what a token
+    takes in the coordinator itself, whatever the plan: embedding, head, sampling (0: not known).
     """
 
     layer_bytes: tuple[int, ...]
@@ -81,6 +88,7 @@ class PlanRequest:
     wires: Mapping[tuple[str, str], Wire] = field(default_factory=dict)
     pins: Mapping[str, range] = field(default_factory=dict)
     prompt_rows: float = 0.0
+    head_seconds: float = 0.0
 
     def wire(self, one: str, other: str) -> Wire | None:
         """Between two nodes, or a node and COORDINATOR; None if nothing is known of it.
@@ -99,7 +107,8 @@ class PlanRequest:
         if len(known) < len(by_coordinator):
             return None
         bandwidths = [wire.bandwidth for wire in known if wire.bandwidth]
-        return Wire(max(wire.seconds for wire in known), min(bandwidths, default=0.0))
+        within_machine = all(wire.within_machine for wire in known)
+        return Wire(max(wire.seconds for wire in known), min(bandwidths, default=0.0), within_machine)
 
 
 @dataclass(frozen=True, slots=True)

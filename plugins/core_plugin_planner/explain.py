@@ -6,12 +6,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from core import COORDINATOR, Candidate, PlanFor, PlanRequest
+from core import COORDINATOR, Candidate, PlanFor, PlanRequest, Wire
 from core_plugin_planner.objective import Path, stages_of
 from core_plugin_planner.problem import NANOSECONDS, NEVER, VIOLATION, Array, Problem
 from core_plugin_planner.search import with_each
 from core_plugin_planner.solve import NEAR, best_cost, for_speed, weighs_loading
-from core_plugin_planner.words import WORDS, at_least, milliseconds, named, per_second, seconds, too_small, words
+from core_plugin_planner.words import (
+    WORDS,
+    at_least,
+    instead,
+    milliseconds,
+    named,
+    per_second,
+    seconds,
+    too_small,
+    words,
+)
 
 GB = 10**9
 CABLE_SECONDS, CABLE_SPEED = 0.0003, 125e6
@@ -50,6 +60,11 @@ class Explanation:
     @property
     def for_throughput(self) -> bool:
         return self.request.plan_for is PlanFor.THROUGHPUT
+
+    @property
+    def head(self) -> int:
+        """Nanoseconds of a token in the coordinator itself; 0 if that is not known."""
+        return round(self.request.head_seconds * NANOSECONDS)
 
     @property
     def token(self) -> str:
@@ -104,7 +119,7 @@ class Explanation:
 
     def _speed(self) -> Iterator[str]:
         stages, wires = self._stage_times(self.problem.compute), self._wire_times(self.problem.wires)
-        total, computing = sum(stages) + sum(wires), sum(stages)
+        total, computing = self.head + sum(stages) + sum(wires), sum(stages)
         if self.for_throughput:
             busy = self._stage_times(self.problem.serve)
             slowest = max(range(len(busy)), key=busy.__getitem__)
@@ -113,10 +128,13 @@ class Explanation:
                 f" {self.token}. So all answers together get at most {per_second(busy[slowest])} tokens a second, or"
                 " more when many ask at once, since a machine computes several answers in one go."
             )
+        between = f" and {milliseconds(sum(wires))} between them, without what the coordinator itself takes"
+        if self.head:
+            between = f", {milliseconds(sum(wires))} between them and {milliseconds(self.head)} in the coordinator"
+        bound = "at most" if self._estimated else "about"
         yield (
-            f"One answer alone gets about {per_second(total)} tokens a second, which are {words(total)} words: a token"
-            f" takes {milliseconds(total)}, {milliseconds(computing)} of it in the machines and"
-            f" {milliseconds(sum(wires))} between them."
+            f"One answer alone gets {bound} {per_second(total)} tokens a second, which are {words(total)} words: a"
+            f" token takes {milliseconds(total)}, {milliseconds(computing)} of it in the machines{between}."
         )
         if self.problem.prompt_shares:
             yield self._prompts(total)
@@ -131,10 +149,11 @@ class Explanation:
         yield from self._weakest_link(worst, wires[worst], total)
 
     def _prompts(self, total: int) -> str:
-        served = sum(self._stage_times(self.problem.serve)) + sum(self._wire_times(self.problem.serving_wires))
-        rows = self.request.prompt_rows
+        stages, wires = self._stage_times(self.problem.serve), self._wire_times(self.problem.serving_wires)
+        served = self.head + sum(stages) + sum(wires)
+        rows, bound = self.request.prompt_rows, "no less than" if self._estimated else "about"
         return (
-            f"A question of {round(1000 * WORDS)} words is read in about {seconds((served - total) * 1000 / rows)}."
+            f"A question of {round(1000 * WORDS)} words is read in {bound} {seconds((served - total) * 1000 / rows)}."
             f" Machines are compared by a token with its prompt: for each token of an answer {rows:g} of a question"
             f" are read, and together that takes {milliseconds(served)}."
         )
@@ -146,9 +165,10 @@ class Explanation:
         cable = (CABLE_SECONDS + self.request.row_bytes / CABLE_SPEED) * NANOSECONDS
         back_and_forth = 2 if len(self.path) == 1 else 1
         saved = back_and_forth * (nanoseconds - cable)
-        if saved >= max(WORTH * total, MIN_SAVED) and self._is_measured(*ends):
-            yield f"{told} With a gigabit cable there, a token would take {self._instead(total, total - saved)}."
-        elif len(self.path) > 1 and self._is_measured(*ends):
+        wire = self._wire(*ends)
+        if wire and not wire.within_machine and saved >= max(WORTH * total, MIN_SAVED):
+            yield f"{told} With a gigabit cable there, a token would take {instead(total, total - saved)}."
+        elif wire and len(self.path) > 1:
             yield told
 
     def _why_so_many(self) -> Iterator[str]:
@@ -156,7 +176,7 @@ class Explanation:
             return
         now, needed, saves, costs = for_speed(self.problem).cost_of(self.path), [], [], []
         for node in self.order:
-            others = tuple(each for index, each in enumerate(self.problem.nodes) if index != node)
+            others = tuple(each for index, each in enumerate(self._nodes) if index != node)
             without, name = self._best(others), self.problem.nodes[node].node_id
             if without is None:
                 needed.append(name)
@@ -179,7 +199,7 @@ class Explanation:
         """What the machine that would be fastest alone lacks for that."""
         total, alone = sum(self.request.layer_bytes), []
         for node in self.order:
-            candidate = replace(self.problem.nodes[node], memory=max(total, self.problem.nodes[node].memory))
+            candidate = replace(self._nodes[node], memory=max(total, self._nodes[node].memory))
             if (cost := self._best((candidate,))) is not None:
                 alone.append((cost, node))
         cost, node = min(alone, default=(now, -1))
@@ -194,10 +214,10 @@ class Explanation:
     def _more_memory(self) -> Iterator[str]:
         """What one more gigabyte would bring on the machine of the plan where it brings most."""
         now, best = for_speed(self.problem).cost_of(self.path), (NEVER, "")
-        used = [self.problem.nodes[node] for node in self.order]
+        used = [self._nodes[node] for node in self.order]
         for node in used:
             more = tuple(replace(each, memory=each.memory + GB * (each is node)) for each in used)
-            problem = Problem(replace(self.request, candidates=more))
+            problem = Problem(replace(self.problem.as_if_known, candidates=more))
             few = len(used) <= MAX_TRIED
             cost = best_cost(problem) if few else for_speed(problem).cost(range(len(used)))
             best = min(best, (NEVER if cost is None else cost, node.node_id))
@@ -210,20 +230,37 @@ class Explanation:
         unknown = [node.node_id for node in used if not node.row_seconds]
         if self.is_known and unknown:
             yield f"How fast {named(unknown)} computes is not known yet: it is taken to be as fast as the others."
+        if self._estimated:
+            yield (
+                f"How long these layers take on {named(self._estimated)} was not measured yet: it is estimated by how"
+                " fast the machine multiplies, and a token may take several times as long."
+            )
         ends = [*pairwise((-1, *self.order, -1))]
-        if self.is_known and not all(self._is_measured(*pair) for pair in ends):
+        if self.is_known and not all(self._wire(*pair) for pair in ends):
             yield "Not all connections are known: one that is not is taken to be like the others, or 0.5 ms."
+
+    @property
+    def _estimated(self) -> list[str]:
+        used = (self.problem.nodes[node] for node in self.order)
+        return [node.node_id for node in used if node.estimated and node.row_seconds]
 
     def _best(self, candidates: tuple[Candidate, ...]) -> int | None:
         """For speed, of the best plan for these, whatever else was asked for; None if the model does not fit."""
-        return best_cost(Problem(replace(self.request, candidates=candidates, min_stages=1, pins={})))
+        return best_cost(Problem(replace(self.problem.as_if_known, candidates=candidates, min_stages=1, pins={})))
 
-    def _instead(self, now: float, then: float) -> str:
-        return f"{milliseconds(then)} instead of {milliseconds(now)}"
+    @property
+    def _nodes(self) -> tuple[Candidate, ...]:
+        return self.problem.as_if_known.candidates
 
-    def _is_measured(self, one: int, other: int) -> bool:
+    def _instead(self, now: int, then: int) -> str:
+        """Of what plans cost, in which the coordinator's own part of a token is not."""
+        own = 0 if self.for_throughput else self.head
+        return instead(own + now, own + then)
+
+    def _wire(self, one: int, other: int) -> Wire | None:
+        """As it was measured; None if it was not."""
         ids = [self.problem.nodes[end].node_id if end >= 0 else COORDINATOR for end in (one, other)]
-        return self.request.wire(*ids) is not None
+        return self.request.wire(*ids)
 
     def _name(self, stage: int) -> str:
         return self.problem.nodes[self.path[stage][0]].node_id

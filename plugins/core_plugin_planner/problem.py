@@ -139,6 +139,21 @@ class Problem:
         ]
 
     @cached_property
+    def as_if_known(self) -> PlanRequest:
+        """With what is assumed of nodes and wires in place of what is not known of them.
+
+        What plans for some of these nodes cost can be compared with what those for all of them do.
+        """
+        chunks = self.request.prompt_rows / CHUNK_ROWS
+        shares = [tuple(share / chunks for share in each) for each in self.prompt_shares]
+        nodes = zip(self.nodes, self.layer_seconds, shares or [node.chunk_seconds for node in self.nodes], strict=True)
+        return replace(
+            self.request,
+            candidates=tuple(replace(node, row_seconds=rows, chunk_seconds=prompts) for node, rows, prompts in nodes),
+            wires={ends: wire or self._usual_wire for ends, wire in zip(self._ends, self._pairs, strict=True)},
+        )
+
+    @cached_property
     def compute(self) -> Array:
         """What one row takes through each stage."""
         return _stages(self.layer_seconds, MAX_ROW_SECONDS)
@@ -215,18 +230,24 @@ class Problem:
 
     def _by_wire(self, seconds: Callable[[Wire], float]) -> Array:
         """From each machine to each other one. A wire of which nothing is known is like the median of the others."""
-        known = [seconds(wire) for wire in self._pairs if wire is not None]
-        usual = median_high(known) if known else seconds(ASSUMED_WIRE)
         machines = len(self.nodes) + 1
         each = np.zeros((machines, machines))
-        each[np.triu_indices(machines, 1)] = [usual if wire is None else seconds(wire) for wire in self._pairs]
+        each[np.triu_indices(machines, 1)] = [seconds(wire or self._usual_wire) for wire in self._pairs]
         return _nanoseconds(each + each.T, MAX_WIRE_SECONDS)
+
+    @cached_property
+    def _usual_wire(self) -> Wire:
+        known = sorted((wire for wire in self._pairs if wire is not None), key=self._wire_seconds)
+        return known[len(known) // 2] if known else ASSUMED_WIRE
 
     @cached_property
     def _pairs(self) -> list[Wire | None]:
         """Between each two machines, the same both ways; None if nothing is known of it."""
-        ids = [*(node.node_id for node in self.nodes), COORDINATOR]
-        return [self.request.wire(one, other) for one, other in combinations(ids, 2)]
+        return [self.request.wire(one, other) for one, other in self._ends]
+
+    @property
+    def _ends(self) -> Iterator[tuple[str, str]]:
+        return combinations([*(node.node_id for node in self.nodes), COORDINATOR], 2)
 
     def _wire(self, node: Candidate) -> Wire:
         return self.request.wire(node.node_id, COORDINATOR) or ASSUMED_WIRE

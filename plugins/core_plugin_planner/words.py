@@ -9,6 +9,8 @@ from core_plugin_planner.costs import NodeCosts
 
 WORDS = 0.75
 """In a token, of English."""
+MOST_DIGITS = 7
+"""Of a millisecond, behind the point: a nanosecond has six."""
 
 
 def counted(nodes: int) -> str:
@@ -30,11 +32,18 @@ def at_most(nbytes: int) -> str:
     return f"{nbytes // 10**7 / 100:.2f} GB" if nbytes >= 10**8 else f"{nbytes // 10**6} MB"
 
 
-def milliseconds(nanoseconds: float) -> str:
-    """Two digits, or all those before the point: 0.31 ms, 4.2 ms, 37 ms, 1204 ms."""
+def milliseconds(nanoseconds: float, more: int = 0) -> str:
+    """Two digits, or all those before the point: 0.31 ms, 4.2 ms, 37 ms, 1204 ms; and `more` behind it."""
     value = nanoseconds / 10**6
     digits = 0 if value >= 9.95 else 1 if value >= 0.995 else 2
-    return f"{value:.{digits}f} ms"
+    return f"{value:.{digits + more}f} ms"
+
+
+def instead(now: float, then: float) -> str:
+    """Nanoseconds with as many digits as tell them apart: 31 ms instead of 48 ms, 27.4 ms instead of 26.6 ms."""
+    both = ((milliseconds(then, more), milliseconds(now, more)) for more in range(MOST_DIGITS))
+    after, before = next((pair for pair in both if pair[0] != pair[1]), (milliseconds(then), milliseconds(now)))
+    return f"{after} instead of {before}"
 
 
 def seconds(nanoseconds: float) -> str:

@@ -224,6 +224,10 @@ def test_a_running_cluster_says_what_would_be_without_a_machine_and_with_another
     answering(monkeypatch, CLUSTER)
     told = run("plan", "--cluster", "http://127.0.0.1:8000", "--with", "new=24gb,12ms", "--without", "mac")
     assert any(line.startswith("new  layers [0, 6)") for line in told)
+    assert "--with 24gb,9ms" not in told[-1]
+    answering(monkeypatch, CLUSTER)
+    told = run("plan", "--cluster", "http://127.0.0.1:8000", "--with", "24gb", "--without", "mac", "--without", "pc")
+    assert told[-1] == "Say how long a token takes through the whole model on new-1: --with 24gb,9ms"
     answering(monkeypatch, {**CLUSTER, "planning": None})
     assert "makes no plans yet" in str(refusal("plan", "--cluster", "http://127.0.0.1:8000"))
 
@@ -249,6 +253,7 @@ async def test_a_cluster_tells_what_its_plans_are_made_of(model: Path) -> None:
     assert found.request.plan_for is PlanFor.THROUGHPUT
     assert found.request.pins == {"a": range(0, 3)}
     assert len(found.request.weight_bytes) == LAYERS
+    assert found.request.head_seconds > 0
     reserved = {
         size - weight for size, weight in zip(found.request.layer_bytes, found.request.weight_bytes, strict=True)
     }

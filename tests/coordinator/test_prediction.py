@@ -30,6 +30,8 @@ def test_a_token_takes_what_the_stages_read_and_the_links_cost() -> None:
     found = predict(plan, request, caches(1000), longest=10**9)
     assert found.token_seconds == pytest.approx(0.1 + 0.15 + 0.001 + (0.005 + 0.001) * 2)
     assert found.context == min(9 * GB // 1000, 17 * GB // 3000)
+    headed = predict(plan, replace(request, head_seconds=0.03), caches(1000), longest=10**9)
+    assert headed.token_seconds == pytest.approx(found.token_seconds + 0.03)
 
 
 def test_the_prompt_that_comes_with_a_token_counts() -> None:

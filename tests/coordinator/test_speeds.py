@@ -33,6 +33,7 @@ MS = 10**6
 class FakeLink:
     def __init__(self, round_trip: float | None, bandwidth: float) -> None:
         self.typical_round_trip, self.bandwidth = round_trip, bandwidth
+        self.within_this_machine = False
 
 
 def member(node_id: str = "a", *, round_trip: float | None = None, bandwidth: float = 0.0, **hello: Any) -> Member:
@@ -59,6 +60,13 @@ def test_timed_layers_take_what_was_timed_and_others_as_long_for_a_byte() -> Non
     assert SPEEDS.chunk_seconds(one) == pytest.approx((0.04, 0.12, 0.04, 0.04))
     assert SPEEDS.timed(one, range(2, 4)) == pytest.approx(0.004)
     assert SPEEDS.timed(one, range(1, 4)) == 0.0, "no layer of the other kind was timed"
+
+
+def test_times_are_estimated_if_the_member_timed_none_of_the_layers() -> None:
+    assert not SPEEDS.estimated(member(layer_times=timed(2 * MS), speed=1))
+    assert SPEEDS.estimated(member(layer_times=timed(2 * MS, kind=b"o" * KIND_BYTES), speed=1))
+    assert SPEEDS.estimated(member(speed=1))
+    assert not SPEEDS.estimated(member()), "it is not known at all"
 
 
 def test_a_chunk_takes_no_less_than_a_row() -> None:
@@ -226,6 +234,17 @@ def test_between_those_that_need_a_relay_there_are_two_wires() -> None:
     wires.note_relayed(route)
     wires.note_link(route, a, PeerLink(0, 2000, 0))
     assert wires.known([a, b])["a", "b"] == Wire(0.001 + MESSAGE_SECONDS)
+
+
+def test_a_wire_between_ends_on_the_coordinators_machine_is_known_as_such() -> None:
+    a, b, away = (member(name, round_trip=0.001) for name in ("a", "b", "away"))
+    for here in (a, b):
+        cast(FakeLink, here.link).within_this_machine = True
+    wires = Wires()
+    wires.note("a", "b", Wire(0.001))
+    wires.note("b", "away", Wire(0.001))
+    within = {ends for ends, wire in wires.known([a, b, away]).items() if wire.within_machine}
+    assert within == {(COORDINATOR, "a"), (COORDINATOR, "b"), ("a", "b")}
 
 
 def test_as_many_wires_are_kept_as_there_is_room_for() -> None:

@@ -102,6 +102,12 @@ def test_a_model_that_fits_a_quick_machine_goes_there_though_a_slow_one_has_more
     assert made.left_out[0][1].startswith("spare: with it, a token would take 5.3 ms longer (")
 
 
+def test_times_that_are_near_each_other_are_told_apart() -> None:
+    wires = {(COORDINATOR, "pc"): Wire(0.0), (COORDINATOR, "mac"): Wire(0.0004)}
+    made = plan(request(node("pc", 22, 26.6), node("mac", 22, 26.6), wires=wires))
+    assert "0.80 ms longer (27.4 ms instead of 26.6 ms)" in dict(made.left_out)["mac"]
+
+
 @pytest.mark.parametrize("plan_for", PlanFor)
 def test_machines_that_are_alike_share_alike(plan_for: PlanFor) -> None:
     made = plan(request(node("b", 15, 40), node("a", 15, 40), plan_for=plan_for))
@@ -269,6 +275,41 @@ def test_notes_name_what_limits_it_and_what_would_help() -> None:
     assert "Each of them is needed: without any one of them the model does not fit." in told
     assert "with 4.00 GB more, pc could hold the model alone" in told
     assert "One more gigabyte on pc would save" in told
+
+
+def test_the_coordinators_own_part_of_a_token_counts_if_it_is_known() -> None:
+    wires = {(COORDINATOR, "pc"): Wire(0.0), (COORDINATOR, "far"): Wire(0.005)}
+    asked = request(node("pc", 22, 20), node("far", 22, 20), wires=wires)
+    made = plan(asked)
+    assert made.notes[0].endswith("and 0.00 ms between them, without what the coordinator itself takes.")
+    made = plan(replace(asked, head_seconds=0.03))
+    assert made.notes[0].startswith("One answer alone gets about 20 tokens a second")
+    assert made.notes[0].endswith("20 ms of it in the machines, 0.00 ms between them and 30 ms in the coordinator.")
+    assert "(60 ms instead of 50 ms)" in dict(made.left_out)["far"]
+
+
+def test_a_promise_by_estimated_times_is_told_to_be_one() -> None:
+    measured, estimated = (node("pc", 22, 20, estimated=each) for each in (False, True))
+    assert not any("estimated" in note for note in plan(request(measured)).notes)
+    estimated = replace(estimated, chunk_seconds=(0.01,) * 40)
+    notes = plan(request(estimated, node("far", 22, 90), prompt_rows=2.0)).notes
+    assert notes[0].startswith("One answer alone gets at most")
+    assert notes[1].startswith("A question of 750 words is read in no less than")
+    assert any(note.startswith("How long these layers take on pc was not measured yet") for note in notes)
+
+
+def test_no_cable_is_advised_within_a_machine() -> None:
+    for within, count in ((False, 1), (True, 0)):
+        wire = Wire(0.005, within_machine=within)
+        asked = request(node("a", 9, 20), node("b", 9, 20), wires={(COORDINATOR, "a"): wire, (COORDINATOR, "b"): wire})
+        assert [note.count("With a gigabit cable") for note in plan(asked).notes if "weakest" in note] == [count]
+
+
+def test_more_memory_where_there_is_enough_saves_nothing_of_connections_that_are_not_known() -> None:
+    wires = {("mac", "pc"): Wire(0.0045, 12.5e6)}
+    made = plan(request(node("mac", 16, 90), node("pc", 24, 31), wires=wires))
+    assert ranges(made) == [("pc", 0, 40)]
+    assert not any("One more gigabyte" in note for note in made.notes)
 
 
 def test_a_model_that_does_not_fit_tells_what_is_missing() -> None:
