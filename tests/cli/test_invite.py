@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from core.cli.invite import invite, seconds_of
+from core.cli.invite import invite, seconds_of, when
 from core.cli.joining import JOIN, ask, find_membership, read_link
 from core.cli.members import members
 from core.cli.node import node
@@ -75,10 +75,13 @@ def test_invites_and_members_are_listed_and_undone(state: StateDir, capsys: Outp
 
     capsys.readouterr()
     members(state_dir=state.path)
-    assert capsys.readouterr().out.splitlines()[1].split()[:2] == [node.node_id, "away"]
+    _, away = capsys.readouterr().out.splitlines()
+    assert away.split()[:2] == [node.node_id, "away"]
+    assert away.endswith(when(node.last_seen))
     with sole_coordinator(state):
         members(state_dir=state.path)
-    assert "connected" in capsys.readouterr().out
+    _, there = capsys.readouterr().out.splitlines()
+    assert (there.split()[1], there.split()[-1]) == ("connected", "now")
     members(remove=node.node_id, state_dir=state.path)
     members(state_dir=state.path)
     assert capsys.readouterr().out.splitlines() == [
