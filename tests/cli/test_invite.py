@@ -162,6 +162,17 @@ def test_a_link_comes_from_a_file_from_standard_input_or_from_the_environment(
         read_link(str(tmp_path / "nothing"))
 
 
+@pytest.mark.parametrize("on_a_terminal", [True, False])
+def test_on_a_terminal_a_link_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: Output, *, on_a_terminal: bool
+) -> None:
+    typed = io.StringIO(f"{LINK}\n")
+    monkeypatch.setattr(typed, "isatty", lambda: on_a_terminal, raising=False)
+    monkeypatch.setattr("sys.stdin", typed)
+    assert read_link("-") == f"{LINK}\n"
+    assert capsys.readouterr() == ("", "Paste the link that the host sent:\n" if on_a_terminal else "")
+
+
 def test_where_a_node_finds_its_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(JOIN, raising=False)
     (tmp_path / "invite").write_text(str(LINK))
