@@ -24,6 +24,7 @@ OPEN = "open"
 HOST = "host"
 """The option of a route that is for the host alone."""
 
+_UNKNOWN_KEY = "the API key is missing or wrong"
 
 _HERE = re.compile(
     r"(\[[0-9a-f:.]+\]|[0-9.]+|localhost|[\w.-]+\.localhost|host\.(docker|containers)\.internal)(:\d+)?", re.IGNORECASE
@@ -64,7 +65,10 @@ class Callers:
         if caller := self._by_key(_digest(_key(scope))) or self.logged_in(scope):
             return caller
         if self.need_keys and not scope["route_handler"].opt.get(OPEN):
-            raise _unknown_key()
+            raise Unauthorized(
+                _UNKNOWN_KEY,
+                hint="send one that the host made with `core keys add NAME`, as 'Authorization: Bearer KEY'",
+            )
         return Caller(f"address {scope['client'][0]}" if scope["client"] else "", self.serve_here_alone)
 
     def logged_in(self, scope: Scope) -> Caller | None:
@@ -77,7 +81,7 @@ class Callers:
         digest = _digest(key)
         if caller := self._by_key(digest):
             return caller, self.logins.open(digest, scope)
-        raise _unknown_key()
+        raise Unauthorized(_UNKNOWN_KEY, hint="enter one that the host made with `core keys add NAME`")
 
     def _by_key(self, digest: bytes) -> Caller | None:
         known = [compare_digest(digest, each) for each in self._digests]
@@ -128,13 +132,6 @@ class Access:
 
 def callers_of(request: Request[Any, Any, Any]) -> Callers:
     return cast(Callers, request.app.state.callers)
-
-
-def _unknown_key() -> Unauthorized:
-    return Unauthorized(
-        "the API key is missing or wrong",
-        hint="send one that this server was given, as 'Authorization: Bearer KEY'",
-    )
 
 
 def _key(scope: Scope) -> str:
