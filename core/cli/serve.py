@@ -277,7 +277,7 @@ async def serving(
         host, port = await nursery.start(serve_http, coordinator, api_host, api_port, api)
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         announce(f"API         {url}/v1")
-        if not (api.has_keys or ip_address(host).is_loopback):
+        if not (api.had_keys or ip_address(host).is_loopback):
             announce(f"WARNING     the API needs no key: everyone who reaches {host} may use it")
         await nursery.start(coordinator.run)
         yield Server(coordinator, url)

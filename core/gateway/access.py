@@ -48,13 +48,10 @@ class Callers:
         self.logins = Logins()
         self._settings = settings
         self._digests = [_digest(key) for key in settings.keys]
-        self._had_keys = settings.has_keys
-        """That all of them are revoked opens nothing."""
 
     @property
     def need_keys(self) -> bool:
-        settings = self._settings
-        return not settings.allow_anonymous and (self._had_keys or settings.has_keys)
+        return self._settings.had_keys and not self._settings.allow_anonymous
 
     @property
     def serve_here_alone(self) -> bool:
@@ -76,7 +73,7 @@ class Callers:
 
     def login(self, key: str, scope: Scope) -> tuple[Caller, Cookie]:
         """Whoever has `key`, and the cookie for it. Raises Unauthorized, or RequestError where there are no keys."""
-        if not (self._had_keys or self._settings.has_keys):
+        if not self._settings.had_keys:
             raise RequestError("this server has no API keys", hint="ask without one", param="key")
         digest = _digest(key)
         if caller := self._by_key(digest):
