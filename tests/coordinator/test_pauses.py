@@ -12,6 +12,8 @@ import trio
 from trio.testing import MockClock
 
 from core.coordinator.pauses import DRAIN_SECONDS
+from core.coordinator.readiness import State
+from core.coordinator.supervisor import Supervisor
 from core.errors import ChannelClosed, NotReady, RouteError
 from core.interfaces.engine import GenerationRequest
 from core.node.state import Duty
@@ -64,9 +66,7 @@ async def test_without_the_node_that_pauses_the_cluster_says_what_it_waits_for(
         async with memory_cluster(model, "a", "b") as cluster:
             await cluster.ready()
             cluster.duties["b"].pause("a game")
-            said: set[str] = set()
-            status = await cluster.until(lambda status: said.add(status.detail) or "must join" in status.detail)
-            assert not [detail for detail in said if "finished first" in detail], "nothing runs"
+            status = await cluster.until(lambda status: "must join" in status.detail)
             assert status.state == "waiting"
             assert "node 'b' is paused: a game" in status.detail
             assert status.ready_nodes == 1
@@ -75,6 +75,26 @@ async def test_without_the_node_that_pauses_the_cluster_says_what_it_waits_for(
             cluster.duties["b"].resume()
             await cluster.ready(after_epoch=1)
             assert await cluster.text(prompt, TOKENS) == oracle
+
+
+async def test_where_nothing_runs_a_node_that_leaves_is_told_of_once(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    become = Supervisor._become
+
+    def become_and_tell(supervisor: Supervisor, state: State, said: str) -> None:
+        become(supervisor, state, said)
+        told.append(supervisor.detail)
+
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a") as cluster:
+            await cluster.ready()
+            monkeypatch.setattr(Supervisor, "_become", become_and_tell)
+            cluster.duties["a"].leave("bye")
+            await cluster.until(lambda status: "must join" in status.detail)
+    assert told[0] == "node 'a' left: bye"
+    assert all(detail.count("'a'") == 1 for detail in told)
 
 
 @pytest.mark.parametrize("leaves", [False, True])
