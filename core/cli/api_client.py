@@ -52,7 +52,8 @@ def checked(answer: httpx.Response, field: str) -> dict[str, Any]:
     """The object, which has `field`, of an answer that was read. Raises as `ask` does."""
     asked, url = answer.request, answer.request.url.copy_with(raw_path=b"/")
     if answer.status_code == 401:
-        raise ConfigError("the API key is missing or wrong", "", f"set {KEY_VARIABLE} to one that the cluster takes")
+        hint = f"set {KEY_VARIABLE} to one that the host made with `core keys add NAME`"
+        raise ConfigError("the API key is missing or wrong", "", hint)
     body = _json(answer)
     if answer.status_code == 200 and isinstance(body, dict) and field in body:
         return body

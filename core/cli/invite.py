@@ -66,7 +66,10 @@ def print_invite(made: Invite, link: InviteLink, *, joinable: bool) -> None:
     if sys.stdout.isatty():
         segno.make(str(link), error="l").terminal(compact=True)
     if not joinable:
-        warning = "WARNING nobody can join yet: no coordinator serves friends here. Run this, too:\n        "
+        warning = (
+            "WARNING nobody can join yet: no coordinator serves friends here."
+            " End the core serve that runs here, if one does, and start it so:\n        "
+        )
         command = f"core serve --model ... --node-host 0.0.0.0 --node-port {link.port}"
         typer.secho(f"{warning}{command}\n", fg="yellow", err=True)
     who = f" as {made.name}" if made.name else ""

@@ -67,6 +67,8 @@ def read_link(join: str | None) -> str | None:
     if join is None:
         return in_environment
     if join == "-":
+        if sys.stdin.isatty():
+            print("Paste the link that the host sent:", file=sys.stderr, flush=True)
         return sys.stdin.readline()
     if join.startswith("core:"):
         _log.warning("others on this machine can see an invite on a command line: give a file, -, or %s", JOIN)

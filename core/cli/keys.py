@@ -44,8 +44,11 @@ def list_(state_dir: StateDirectory = None) -> None:
 @keys.command("revoke")
 def revoke(name: Name, state_dir: StateDirectory = None) -> None:
     """Make a key useless, at once, and whatever browser logged in with it."""
-    _keys(state_dir).revoke(name)
+    left = _keys(state_dir).revoke(name)
     print(f"the key of {name} is revoked")
+    if left == 0:
+        print("it was the last: a core serve that runs still asks for a key, so make another with core keys add NAME;")
+        print("one that is started without any key asks for none, and answers to this machine alone")
 
 
 def _keys(state_dir: Path | None) -> ApiKeys:

@@ -12,7 +12,7 @@ from core.cli.invite import when
 from core.cli.options import StateDirectory, one_of
 
 if TYPE_CHECKING:
-    from core.trust.register import Asker
+    from core.trust.register import Asker, KnownNode
 
 
 def members(
@@ -49,19 +49,15 @@ def members(
         print(f"{register.deny(deny).name} is not let in")
         return
     serving, entries = is_serving(state), register.read()
-    rows = [
-        (
-            node.node_id,
-            "connected" if node.connected and serving else "away",
-            when(node.first_seen),
-            when(node.last_seen),
-        )
-        for node in entries.nodes
-        if not node.removed
-    ]
+    rows = [_row(node, connected=node.connected and serving) for node in entries.nodes if not node.removed]
     print(aligned(("NAME", "STATE", "FIRST SEEN", "LAST SEEN"), *rows) if rows else "no members: see core invite")
     if serving:
         print_asking(entries.asking)
+
+
+def _row(node: KnownNode, *, connected: bool) -> tuple[str, ...]:
+    state, seen = ("connected", "now") if connected else ("away", when(node.last_seen))
+    return node.node_id, state, when(node.first_seen), seen
 
 
 def print_asking(askers: list[Asker]) -> None:

@@ -85,10 +85,6 @@ def node(
     set_up_logging(log_level)
     if work_dir is not None:
         use_work_dir(work_dir)
-    from core.node.agent import run_node
-    from core.node.settings import NodeSettings
-    from core.node.state import Activity, Duty
-    from core.plugins import PluginHost
     from core.trust.serving import DEFAULT_PORT
     from core.trust.state_dir import StateDir
 
@@ -99,6 +95,12 @@ def node(
         if asks
         else find_membership(join, cluster_host, cluster_port, state)
     )
+    # The imports that take seconds come after the link is read, so that whoever is to paste it is asked at once.
+    from core.node.agent import run_node
+    from core.node.settings import NodeSettings
+    from core.node.state import Activity, Duty
+    from core.plugins import PluginHost
+
     settings = NodeSettings(
         node_id=node_id or (socket.gethostname() if membership else f"{socket.gethostname()}-{os.getpid()}"),
         membership=membership,

@@ -275,13 +275,25 @@ async def serving(
     coordinator = Coordinator(settings)
     async with trio.open_nursery() as nursery:
         host, port = await nursery.start(serve_http, coordinator, api_host, api_port, api)
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        url = _url(host, port)
+        announce(f"page        {_url(_for_others(host), port)}/")
         announce(f"API         {url}/v1")
-        if not (api.has_keys or ip_address(host).is_loopback):
+        if not (api.had_keys or ip_address(host).is_loopback):
             announce(f"WARNING     the API needs no key: everyone who reaches {host} may use it")
         await nursery.start(coordinator.run)
         yield Server(coordinator, url)
         nursery.cancel_scope.cancel()
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _for_others(host: str) -> str:
+    """Where a friend's browser finds what listens on the address `host`, which may stand for all of this machine's."""
+    from core.trust.addresses import reachable
+
+    return next(iter(reachable(host)), host) if ip_address(host).is_unspecified else host
 
 
 async def show_progress(coordinator: Coordinator) -> int:

@@ -11,10 +11,12 @@ from core.errors import CoreError, PlanError, RouteError
 
 @dataclass(frozen=True, slots=True)
 class Absences:
-    """`members` are those that are there, `lost` is why the last route ended if none was made since."""
+    """`members` are those that are there, `lost` is why the last route ended if none was made since, and what runs on
+    `finishing` ends before it goes."""
 
     members: Sequence[Member]
     lost: CoreError | None
+    finishing: Member | None = None
 
     def loss(self) -> str:
         """Why the last route ended; "" if the node by which it did is back, or its absence says it better."""
@@ -29,7 +31,7 @@ class Absences:
         loss = self.loss()
         told = self.lost.node if loss and isinstance(self.lost, RouteError) else ""
         others = [member for member in self._away() if member.node_id != told]
-        return [*([loss] if loss else []), *map(_sentence, others)]
+        return [*([loss] if loss else []), *map(self._sentence, others)]
 
     def waited_for(self, error: PlanError, local_nodes: int) -> str:
         """What `error` says, of which this machine is to have so many nodes of its own."""
@@ -44,9 +46,11 @@ class Absences:
     def _away(self) -> list[Member]:
         return [member for member in self.members if member.paused or member.failed_lately]
 
-
-def _sentence(member: Member) -> str:
-    if member.paused:
-        return f"node {member.node_id!r} {member.absence}: {member.paused}"
-    reason = member.failure.reason if member.failure is not None else ""
-    return f"node {member.node_id!r} is left out for a while: {reason}"
+    def _sentence(self, member: Member) -> str:
+        if member is self.finishing:
+            parts = "leaves" if member.leaves else "pauses"
+            return f"node {member.node_id!r} {parts}, what runs is finished first: {member.paused}"
+        if member.paused:
+            return f"node {member.node_id!r} {member.absence}: {member.paused}"
+        reason = member.failure.reason if member.failure is not None else ""
+        return f"node {member.node_id!r} is left out for a while: {reason}"

@@ -17,7 +17,7 @@ from core.trust.register import Register
 from core.trust.state_dir import StateDir
 
 T = TypeVar("T")
-HINT = "start `core serve` with --node-host 0.0.0.0"
+HINT = "end `core serve`, and start it with --node-host 0.0.0.0"
 
 
 class HostsRegister:

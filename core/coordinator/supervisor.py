@@ -78,6 +78,7 @@ class Supervisor:
         self._suspicion = Suspicion()
         self._numbers = itertools.count(1)
         self._epochs = itertools.count(1)
+        self._finishing: Member | None = None
         self._lost: CoreError | None = None
         """Why there is no route, if the last one ended."""
         self._improvement = Improvement(settings, planning, router)
@@ -97,7 +98,7 @@ class Supervisor:
 
     @property
     def _absences(self) -> Absences:
-        return Absences(self._members.all(), self._lost)
+        return Absences(self._members.all(), self._lost, self._finishing)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -335,16 +336,16 @@ class Supervisor:
 
     async def _drain(self, service: RouteService, pausing: Member) -> None:
         """While the route serves: until no generation runs on it, or the member resumes; no new one begins."""
-        parts = "leaves" if pausing.leaves else "pauses"
-        said = f"node {pausing.node_id!r} {parts}, what runs is finished first: {pausing.paused}"
-        self._become(State.WAITING, said)
         self._is_stuck, service.admission.is_open = True, False
+        self._finishing = pausing if service.admission.running else None
+        self._become(State.WAITING, "")
 
         async def goes_on() -> bool:
             others_can = self._settings.recovery_time > 0 and await self._can_be_served_without()
             return others_can or not pausing.paused
 
         await drain(service, self._members, goes_on)
+        self._finishing = None
         if service.route.failure is not None:
             return
         if await goes_on():

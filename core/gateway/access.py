@@ -24,6 +24,7 @@ OPEN = "open"
 HOST = "host"
 """The option of a route that is for the host alone."""
 
+_UNKNOWN_KEY = "the API key is missing or wrong"
 
 _HERE = re.compile(
     r"(\[[0-9a-f:.]+\]|[0-9.]+|localhost|[\w.-]+\.localhost|host\.(docker|containers)\.internal)(:\d+)?", re.IGNORECASE
@@ -47,13 +48,10 @@ class Callers:
         self.logins = Logins()
         self._settings = settings
         self._digests = [_digest(key) for key in settings.keys]
-        self._had_keys = settings.has_keys
-        """That all of them are revoked opens nothing."""
 
     @property
     def need_keys(self) -> bool:
-        settings = self._settings
-        return not settings.allow_anonymous and (self._had_keys or settings.has_keys)
+        return self._settings.had_keys and not self._settings.allow_anonymous
 
     @property
     def serve_here_alone(self) -> bool:
@@ -64,7 +62,10 @@ class Callers:
         if caller := self._by_key(_digest(_key(scope))) or self.logged_in(scope):
             return caller
         if self.need_keys and not scope["route_handler"].opt.get(OPEN):
-            raise _unknown_key()
+            raise Unauthorized(
+                _UNKNOWN_KEY,
+                hint="send one that the host made with `core keys add NAME`, as 'Authorization: Bearer KEY'",
+            )
         return Caller(f"address {scope['client'][0]}" if scope["client"] else "", self.serve_here_alone)
 
     def logged_in(self, scope: Scope) -> Caller | None:
@@ -72,12 +73,12 @@ class Callers:
 
     def login(self, key: str, scope: Scope) -> tuple[Caller, Cookie]:
         """Whoever has `key`, and the cookie for it. Raises Unauthorized, or RequestError where there are no keys."""
-        if not (self._had_keys or self._settings.has_keys):
+        if not self._settings.had_keys:
             raise RequestError("this server has no API keys", hint="ask without one", param="key")
         digest = _digest(key)
         if caller := self._by_key(digest):
             return caller, self.logins.open(digest, scope)
-        raise _unknown_key()
+        raise Unauthorized(_UNKNOWN_KEY, hint="enter one that the host made with `core keys add NAME`")
 
     def _by_key(self, digest: bytes) -> Caller | None:
         known = [compare_digest(digest, each) for each in self._digests]
@@ -128,13 +129,6 @@ class Access:
 
 def callers_of(request: Request[Any, Any, Any]) -> Callers:
     return cast(Callers, request.app.state.callers)
-
-
-def _unknown_key() -> Unauthorized:
-    return Unauthorized(
-        "the API key is missing or wrong",
-        hint="send one that this server was given, as 'Authorization: Bearer KEY'",
-    )
 
 
 def _key(scope: Scope) -> str:

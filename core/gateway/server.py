@@ -238,7 +238,7 @@ async def _bind(host: str, port: int, settings: ApiSettings) -> socket.socket:
 
 
 def _require_keys(address: str, settings: ApiSettings) -> None:
-    if not (settings.has_keys or settings.allow_anonymous or ip_address(address).is_loopback):
+    if not (settings.had_keys or settings.allow_anonymous or ip_address(address).is_loopback):
         raise ConfigError(
             f"the API would be open to everyone who reaches {address}",
             "it has no API key",

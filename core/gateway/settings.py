@@ -39,8 +39,9 @@ class ApiSettings:
     tools: ToolSettings = field(default_factory=ToolSettings)
 
     @property
-    def has_keys(self) -> bool:
-        return bool(self.keys) or (self.named_keys is not None and self.named_keys.has_any())
+    def had_keys(self) -> bool:
+        """Whether there are keys, or were any since the server began."""
+        return bool(self.keys) or (self.named_keys is not None and self.named_keys.had_any())
 
     def __post_init__(self) -> None:
         if self.keys and self.allow_anonymous:

@@ -17,7 +17,8 @@ class KeyHolder:
 class KeyBook(Protocol):
     """Any thread may ask; what others change in it holds at once."""
 
-    def has_any(self) -> bool: ...
+    def had_any(self) -> bool:
+        """Whether there is a key, or was one since the server began: that all are revoked opens nothing."""
 
     def holder(self, digest: bytes) -> KeyHolder | None:
         """Of the key with this SHA-256; None if there is none, or it was revoked."""

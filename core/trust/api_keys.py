@@ -35,6 +35,7 @@ class ApiKeys:
 
     def __init__(self, state: StateDir) -> None:
         self._state = state
+        self._at_first = state.version(FILE)
         self._seen: tuple[int, int] | None = None
         self._by_digest: dict[str, NamedKey] = {}
 
@@ -59,17 +60,19 @@ class ApiKeys:
             self._write([*keys, NamedKey(name, digest(key).hex(), int(time.time()), host)])
         return key
 
-    def revoke(self, name: str) -> None:
-        """Raises ConfigError where there is none of that name."""
+    def revoke(self, name: str) -> int:
+        """Gives how many keys are left. Raises ConfigError where there is none of that name."""
         with self._state.lock():
             keys = self.all()
             left = [each for each in keys if each.name != name]
             if len(left) == len(keys):
                 raise ConfigError(f"there is no key {name!r}", "", "see `core keys list`")
             self._write(left)
+        return len(left)
 
-    def has_any(self) -> bool:
-        return bool(self._present())
+    def had_any(self) -> bool:
+        """A file without keys that is another one than at first had a key in between."""
+        return bool(self._present()) or self._state.version(FILE) != self._at_first
 
     def holder(self, digest: bytes) -> KeyHolder | None:
         key = self._present().get(digest.hex())

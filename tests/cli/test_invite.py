@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from core.cli.invite import invite, seconds_of
+from core.cli.invite import invite, seconds_of, when
 from core.cli.joining import JOIN, ask, find_membership, read_link
 from core.cli.members import members
 from core.cli.node import node
@@ -35,7 +35,7 @@ def state(tmp_path: Path) -> StateDir:
 def made(state: StateDir, capsys: Output, **options: str) -> tuple[InviteLink, str]:
     invite(**{"expires": "24h", "name": "", "revoke": None, **options}, show=False, state_dir=state.path)
     printed, warned = capsys.readouterr()
-    assert ("nobody can join yet" in warned) != is_serving(state)
+    assert ("nobody can join yet" in warned and "End the core serve that runs" in warned) != is_serving(state)
     return InviteLink.parse(printed.splitlines()[0]), printed
 
 
@@ -75,10 +75,13 @@ def test_invites_and_members_are_listed_and_undone(state: StateDir, capsys: Outp
 
     capsys.readouterr()
     members(state_dir=state.path)
-    assert capsys.readouterr().out.splitlines()[1].split()[:2] == [node.node_id, "away"]
+    _, away = capsys.readouterr().out.splitlines()
+    assert away.split()[:2] == [node.node_id, "away"]
+    assert away.endswith(when(node.last_seen))
     with sole_coordinator(state):
         members(state_dir=state.path)
-    assert "connected" in capsys.readouterr().out
+    _, there = capsys.readouterr().out.splitlines()
+    assert (there.split()[1], there.split()[-1]) == ("connected", "now")
     members(remove=node.node_id, state_dir=state.path)
     members(state_dir=state.path)
     assert capsys.readouterr().out.splitlines() == [
@@ -157,6 +160,17 @@ def test_a_link_comes_from_a_file_from_standard_input_or_from_the_environment(
     assert PREFIX not in caplog.text
     with pytest.raises(ConfigError, match="no invite in"):
         read_link(str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("on_a_terminal", [True, False])
+def test_on_a_terminal_a_link_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: Output, *, on_a_terminal: bool
+) -> None:
+    typed = io.StringIO(f"{LINK}\n")
+    monkeypatch.setattr(typed, "isatty", lambda: on_a_terminal, raising=False)
+    monkeypatch.setattr("sys.stdin", typed)
+    assert read_link("-") == f"{LINK}\n"
+    assert capsys.readouterr() == ("", "Paste the link that the host sent:\n" if on_a_terminal else "")
 
 
 def test_where_a_node_finds_its_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

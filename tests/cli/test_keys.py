@@ -21,7 +21,7 @@ def made(name: str, folder: Path, capsys: Output, *, host: bool = False) -> str:
 
 def test_a_key_is_shown_once_and_kept_as_a_hash(tmp_path: Path, capsys: Output) -> None:
     book = ApiKeys(StateDir.open(tmp_path / "host"))
-    assert not book.has_any()
+    assert not book.had_any()
     anna, mine = made("anna", tmp_path / "host", capsys), made("me", tmp_path / "host", capsys, host=True)
     assert anna not in (tmp_path / "host" / FILE).read_text(encoding="utf-8")
     holders = [book.holder(digest(key)) for key in (anna, mine, "other")]
@@ -40,6 +40,18 @@ def test_a_revoked_key_is_nobodys_at_once(tmp_path: Path, capsys: Output) -> Non
     assert book.holder(digest(key)) is None
     with pytest.raises(ConfigError, match="there is no key 'anna'"):
         revoke("anna", state_dir=tmp_path / "host")
+
+
+def test_what_a_key_closed_stays_closed_until_a_restart(tmp_path: Path, capsys: Output) -> None:
+    book = ApiKeys(StateDir.open(tmp_path / "host"))
+    for name in ("anna", "bert"):
+        made(name, tmp_path / "host", capsys)
+    revoke("anna", state_dir=tmp_path / "host")
+    assert "the last" not in capsys.readouterr().out
+    revoke("bert", state_dir=tmp_path / "host")
+    assert "it was the last" in capsys.readouterr().out
+    assert book.had_any()
+    assert not ApiKeys(StateDir.open(tmp_path / "host")).had_any()
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 41, "anna"])

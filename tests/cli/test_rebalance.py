@@ -73,7 +73,12 @@ def test_it_prints_what_becomes_of_it(
     [
         (503, {"error": {"message": "Model is not ready.", "code": "cluster_not_ready"}}, 1, "Model is not ready."),
         (500, {"error": {"message": "The server had an error.", "code": None}}, 1, "The server had an error."),
-        (401, {"error": {"message": "no", "code": "invalid_api_key"}}, 2, "CORE_API_KEY"),
+        (
+            401,
+            {"error": {"message": "no", "code": "invalid_api_key"}},
+            2,
+            "CORE_API_KEY to one that the host made with `core keys add NAME`",
+        ),
         (404, {"error": {"message": "Not Found", "code": None}}, 1, "is no cluster"),
         (200, [], 1, "is no cluster"),
     ],

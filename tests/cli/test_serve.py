@@ -42,21 +42,29 @@ def test_an_api_that_others_reach_is_refused_without_a_key(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("host", "api", "warned"),
+    ("host", "friends_go_to", "api", "warned"),
     [
-        ("0.0.0.0", ApiSettings(allow_anonymous=True), True),
-        ("0.0.0.0", ApiSettings(keys=frozenset({"a-key"})), False),
-        ("127.0.0.1", ApiSettings(), False),
+        ("0.0.0.0", "192.168.1.5", ApiSettings(allow_anonymous=True), True),
+        ("0.0.0.0", "192.168.1.5", ApiSettings(keys=frozenset({"a-key"})), False),
+        ("127.0.0.1", "127.0.0.1", ApiSettings(), False),
     ],
 )
-async def test_an_api_that_is_open_to_everyone_says_so(
-    settings: CoordinatorSettings, host: str, api: ApiSettings, warned: bool
+async def test_it_says_where_its_page_is_and_whether_everyone_may_use_it(
+    settings: CoordinatorSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    host: str,
+    friends_go_to: str,
+    api: ApiSettings,
+    warned: bool,
 ) -> None:
+    monkeypatch.setattr("core.trust.addresses.reachable", lambda listens_on: ["192.168.1.5"])
     told: list[str] = []
     with trio.fail_after(300):
         async with serving(settings, host, 0, api, told.append) as server, httpx.AsyncClient() as client:
             url = server.url.replace("0.0.0.0", "127.0.0.1")
             assert (await client.get(f"{url}/v1/models")).status_code == (401 if api.keys else 200)
+    port = server.url.rpartition(":")[2]
+    assert told[:2] == [f"page        http://{friends_go_to}:{port}/", f"API         {server.url}/v1"]
     assert any("WARNING" in line and "everyone" in line for line in told) == warned
 
 

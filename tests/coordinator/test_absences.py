@@ -73,6 +73,11 @@ def test_one_more_node_is_asked_for_only_if_that_is_what_helps(there: list[Any],
     assert absences(*there).waited_for(TOO_FEW, local_nodes) == said
 
 
+def test_a_node_that_finishes_what_runs_has_not_left_yet() -> None:
+    there: list[Any] = [A, member("b", paused="bye", leaves=True)]
+    assert Absences(there, None, there[1]).sentences() == ["node 'b' leaves, what runs is finished first: bye"]
+
+
 def test_what_a_plan_lacks_else_is_said_as_it_is() -> None:
     error = PlanError("the model does not fit", "3 GB are missing", "add a node")
     assert absences(A, member("b", paused="a game")).waited_for(error, 2) == str(error)

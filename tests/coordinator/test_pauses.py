@@ -12,6 +12,8 @@ import trio
 from trio.testing import MockClock
 
 from core.coordinator.pauses import DRAIN_SECONDS
+from core.coordinator.readiness import State
+from core.coordinator.supervisor import Supervisor
 from core.errors import ChannelClosed, NotReady, RouteError
 from core.interfaces.engine import GenerationRequest
 from core.node.state import Duty
@@ -75,6 +77,26 @@ async def test_without_the_node_that_pauses_the_cluster_says_what_it_waits_for(
             assert await cluster.text(prompt, TOKENS) == oracle
 
 
+async def test_where_nothing_runs_a_node_that_leaves_is_told_of_once(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    become = Supervisor._become
+
+    def become_and_tell(supervisor: Supervisor, state: State, said: str) -> None:
+        become(supervisor, state, said)
+        told.append(supervisor.detail)
+
+    with trio.fail_after(SECONDS):
+        async with memory_cluster(model, "a") as cluster:
+            await cluster.ready()
+            monkeypatch.setattr(Supervisor, "_become", become_and_tell)
+            cluster.duties["a"].leave("bye")
+            await cluster.until(lambda status: "must join" in status.detail)
+    assert told[0] == "node 'a' left: bye"
+    assert all(detail.count("'a'") == 1 for detail in told)
+
+
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_what_runs_is_finished_before_a_node_pauses_or_leaves_that_nobody_can_stand_in_for(
     model: Path, prompt: tuple[int, ...], oracle: str, gate: Any, leaves: bool
@@ -87,7 +109,8 @@ async def test_what_runs_is_finished_before_a_node_pauses_or_leaves_that_nobody_
             async with cluster.generating(prompt, TOKENS) as running:
                 duty = cluster.duties["a"]
                 (duty.leave if leaves else duty.pause)("a game")
-                await cluster.until(lambda status: f"{parts}, what runs is finished first: a game" in status.detail)
+                status = await cluster.until(lambda status: status.state == "waiting")
+                assert status.detail == f"node 'a' {parts}, what runs is finished first: a game"
                 with pytest.raises(NotReady, match="a game"):
                     await cluster.text(prompt, 1)
                 gate.open()

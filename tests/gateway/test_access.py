@@ -44,6 +44,7 @@ class TestWithKeys:
         assert response.headers["www-authenticate"] == "Bearer"
         error = response.json()["error"]
         assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+        assert "`core keys add NAME`, as 'Authorization: Bearer KEY'" in error["message"]
         assert "third" not in response.text
         assert engine.requests == []
 

@@ -94,9 +94,11 @@ class Keys:
 
     def __init__(self, **host: bool) -> None:
         self.host = host
+        self._had_any = bool(host)
 
-    def has_any(self) -> bool:
-        return bool(self.host)
+    def had_any(self) -> bool:
+        self._had_any = self._had_any or bool(self.host)
+        return self._had_any
 
     def holder(self, digest: bytes) -> KeyHolder | None:
         found = [name for name in self.host if sha256(name.encode()).digest() == digest]
@@ -173,3 +175,5 @@ class TestWhereThereAreNoneYet:
         assert (await client.get("/v1/models")).status_code == 200
         named.host["annas"] = False
         assert (await client.get("/v1/models")).status_code == 401
+        named.host.clear()
+        assert (await client.get("/v1/models")).status_code == 401, "it stays closed"

@@ -124,6 +124,9 @@ class TestWithKeys:
         answer = await client.post("/v1/login", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
         assert "set-cookie" not in answer.headers
+        said = answer.json()["error"]["message"]
+        assert "core keys add NAME" in said
+        assert "Bearer" not in said
 
 
 async def test_on_this_machine_alone_whoever_asks_is_the_host(client: httpx.AsyncClient) -> None:

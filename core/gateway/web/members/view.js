@@ -70,7 +70,7 @@ function Known({ members, refresh }) {
           <thead><tr><th>Machine</th><th>State</th><th>Tokens served</th><th>Since</th><th>Last seen</th><td></td></tr></thead>
           <tbody>${members.map((each) => html`<tr key=${each.node_id}>
             <th scope="row">${each.node_id}</th><td>${each.connected ? "connected" : "away"}</td>
-            <td class="number">${each.tokens.toLocaleString("en")}</td><td>${day(each.first_seen)}</td><td>${day(each.last_seen)}</td>
+            <td class="number">${each.tokens.toLocaleString("en")}</td><td>${day(each.first_seen)}</td><td>${each.connected ? "now" : day(each.last_seen)}</td>
             <td><button type="button" class="danger" aria-label=${`Remove ${each.node_id}`} onClick=${() => setLeaving(each.node_id)}>Remove</button></td>
           </tr>`)}</tbody>
         </table></div>
