@@ -70,7 +70,7 @@ class StateReport:
         usage = await node.compute.run(_usage_of, [hop.stage for hop in hops if hop.stage is not None])
         for hop in hops:
             hop.tell_times()
-        if layers_changed or self._kv_room is None or node.keeper.nbytes != self._told_nbytes:
+        if layers_changed or self._kv_room is None or node.keeper.nbytes > self._told_nbytes:
             self._told_nbytes = node.keeper.nbytes
             self._kv_room, self._holdings = node.keeper.kv_room(usage.kv_bytes), node.keeper.holdings()
             node.keeper.caches.promise(self._kv_room, at_most=node.keeper.bound)

@@ -189,7 +189,10 @@ async def test_a_copy_of_a_members_disk_is_refused_while_it_is_there_and_told_wh
         membership = invited(state)
         copy = StateDir.open(state.path.parent / "copy")
         anna = await cluster.start_node("anna", machine=friend(cluster), membership=membership)
-        shutil.copytree(next(state.path.parent.glob("friend-*")), copy.path)
+        folder = next(state.path.parent.glob("friend-*"))
+        while (folder / "joining.json").exists() or not (folder / "cluster.json").exists():
+            await trio.lowlevel.checkpoint()  # its thread still writes what it was told
+        shutil.copytree(folder, copy.path)
         copied = Membership.remembered(copy)
         assert copied is not None
         key_file = re.escape(str(copy.path / "identity.pem"))
