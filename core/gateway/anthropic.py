@@ -7,7 +7,7 @@ from litestar.types import ASGIApp
 
 from core.gateway.answers.messages import MessageFormatter
 from core.gateway.bodies import AnyRequest, read
-from core.gateway.errors import SHAPE, Failure, naming_fields
+from core.gateway.errors import SHAPE, Failure
 from core.gateway.openapi import DOCUMENTED, Documentation
 from core.gateway.routes import gateway_of
 from core.gateway.schemas.anthropic import CountBody, MessagesBody
@@ -37,7 +37,4 @@ async def count_tokens(request: AnyRequest) -> TokenCount:
     """Counts the tokens of the prompt that messages would make, as Anthropic's API has it."""
     gateway, body = gateway_of(request), await read(request, CountBody)
     gateway.check(body.model)
-    conversation = body.conversation()
-    prompt = (await gateway.dialect(body, conversation, request.auth)).told(conversation)
-    with naming_fields(body.names):
-        return TokenCount(len(await gateway.bridge.call(gateway.engine.tokenize, prompt, request.auth)))
+    return TokenCount(await gateway.count(body, body.conversation(), request.auth))

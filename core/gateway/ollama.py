@@ -81,16 +81,15 @@ async def version(request: AnyRequest) -> Version:
 async def tags(request: AnyRequest) -> ListedModels:
     """Lists the one model."""
     gateway = gateway_of(request)
-    status = await gateway.status()
-    size = sum(status.planning.weight_bytes) if status.planning else 0
-    return ListedModels([ListedModel(gateway.model, gateway.model, _created(gateway), size, _details(status))])
+    return _listed(gateway, await gateway.status())
 
 
 @get("/api/ps", opt=_options(Documentation(ListedModels)))
 async def ps(request: AnyRequest) -> ListedModels:
     """Lists the one model, if it is loaded."""
-    listed, status = await tags.fn(request), await gateway_of(request).status()
-    return listed if status.state == "ready" else ListedModels([])
+    gateway = gateway_of(request)
+    status = await gateway.status()
+    return _listed(gateway, status) if status.state == "ready" else ListedModels([])
 
 
 @post("/api/show", status_code=200, opt=_options(Documentation(Shown, ModelRef)))
@@ -137,6 +136,11 @@ class _Lines:
 
     async def _lines(self) -> AsyncIterator[bytes]:
         yield self._text + b"\n"
+
+
+def _listed(gateway: Gateway, status: ClusterStatus) -> ListedModels:
+    size = sum(status.planning.weight_bytes) if status.planning else 0
+    return ListedModels([ListedModel(gateway.model, gateway.model, _created(gateway), size, _details(status))])
 
 
 def _loaded(model: str, *, chats: bool) -> Line:

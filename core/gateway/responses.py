@@ -10,7 +10,6 @@ from litestar.types import ASGIApp
 from core.errors import RequestError
 from core.gateway.answers.responses import ResponseFormatter
 from core.gateway.bodies import AnyRequest, read
-from core.gateway.errors import naming_fields
 from core.gateway.openapi import DOCUMENTED, Documentation
 from core.gateway.routes import gateway_of
 from core.gateway.schemas.response_objects import Event, ResponseDeleted, ResponseObject
@@ -36,11 +35,7 @@ async def input_tokens(request: AnyRequest) -> InputTokens:
     gateway, body = gateway_of(request), await read(request, InputBody)
     gateway.check(body.model)
     items = gateway.memory.resolve(request.auth, body.previous_response_id, body.given())
-    conversation = body.conversation(items)
-    prompt = (await gateway.dialect(body, conversation, request.auth)).told(conversation)
-    with naming_fields(body.names):
-        tokens: tuple[int, ...] = await gateway.bridge.call(gateway.engine.tokenize, prompt, request.auth)
-        return InputTokens(input_tokens=len(tokens))
+    return InputTokens(input_tokens=await gateway.count(body, body.conversation(items), request.auth))
 
 
 @get("/v1/responses/{response_id:str}", opt={DOCUMENTED: Documentation(ResponseObject)})

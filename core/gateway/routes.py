@@ -112,6 +112,13 @@ class Gateway:
                 dialect.thinking = Thinking.after(await self.bridge.call(self.engine.prompt_end, told, client))
         return dialect
 
+    async def count(self, body: InputBody | CountBody, conversation: Conversation, client: str) -> int:
+        """How many tokens the prompt has that `conversation`, which is `body`'s, becomes."""
+        prompt = (await self.dialect(body, conversation, client)).told(conversation)
+        with naming_fields(body.names):
+            tokens: tuple[int, ...] = await self.bridge.call(self.engine.tokenize, prompt, client)
+        return len(tokens)
+
     async def told(self, prompt: str | Conversation) -> str | Conversation:
         """`prompt` as a generation of it would be told to the model."""
         chosen = (await self.card()).tool_template

@@ -55,8 +55,9 @@ class Answer:
     async def _whole(self, steps: AsyncIterator[Step]) -> bytes:
         outcomes: dict[int, Outcome] = {}
         async for step in steps:
-            self.formatter.came()
-            outcomes.setdefault(step.index, Outcome(step.generation)).deltas.append(step.delta)
+            if step.index not in outcomes:
+                outcomes[step.index] = Outcome(step.generation)
+            outcomes[step.index].deltas.append(step.delta)
         return msgspec.json.encode(self.formatter.whole([outcomes[index] for index in sorted(outcomes)]))
 
     async def _events(self, steps: AsyncIterator[Step]) -> AsyncIterator[bytes]:

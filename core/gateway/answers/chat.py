@@ -64,10 +64,10 @@ class ChatFormatter(ChoicesFormatter):
         yield DONE
 
     def _read(self, step: Step) -> list[Piece]:
-        reader, delta = self._readers[step.index], step.delta
-        pieces = reader.push(delta.text, delta.tokens)
-        self.tally.count(step.index, step.generation, delta.tokens, reader.reasoning_tokens)
-        return pieces + reader.finish(cut=delta.finish_reason == "length") if delta.finish_reason else pieces
+        reader = self._readers[step.index]
+        pieces = reader.read(step.delta)
+        self.tally.count(step.index, step.generation, step.delta.tokens, reader.reasoning_tokens)
+        return pieces
 
     def _reason(self, index: int, reason: EndReason) -> FinishReason:
         return "tool_calls" if reason == "stop" and self._readers[index].called else reason

@@ -36,9 +36,6 @@ class Formatter(ABC):
     out_of_time = False
     """Whether its deadline ended it."""
 
-    def came(self) -> None:  # noqa: B027
-        """A step came of an answer that is told as a whole: most have nothing to do about it."""
-
     @abstractmethod
     def whole(self, outcomes: Sequence[Outcome]) -> Struct: ...
 
@@ -55,6 +52,36 @@ class Formatter(ABC):
     def failed(self, failure: Failure) -> Iterator[bytes]:
         """The last events of a stream that broke off."""
         yield event(failure.body())
+
+
+class EventFormatter(Formatter):
+    """A formatter of one generation whose answer, whole or streamed, is built event by event."""
+
+    @property
+    @abstractmethod
+    def built(self) -> Struct:
+        """What the events so far add up to."""
+
+    def whole(self, outcomes: Sequence[Outcome]) -> Struct:
+        (outcome,) = outcomes
+        for delta in outcome.deltas:
+            for _ in self._step(Step(0, outcome.generation, delta)):
+                pass
+        for _ in self._closing():
+            pass
+        return self.built
+
+    def step(self, step: Step) -> Iterator[bytes]:
+        return map(named_event, self._step(step))
+
+    def closing(self) -> Iterator[bytes]:
+        return map(named_event, self._closing())
+
+    @abstractmethod
+    def _step(self, step: Step) -> Iterator[Struct]: ...
+
+    @abstractmethod
+    def _closing(self) -> Iterator[Struct]: ...
 
 
 class Tally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,10 +27,11 @@ class Step:
 
 @dataclass(slots=True)
 class Outcome:
-    """A generation at its end."""
+    """A generation at its end. `answered` is when it was made, with the first delta, by time.perf_counter_ns."""
 
     generation: Generation
     deltas: list[Delta] = field(default_factory=list)
+    answered: int = field(default_factory=lambda: time.perf_counter_ns())
 
     @property
     def text(self) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from core.gateway.answers.formatter import Formatter, named_event
-from core.gateway.answers.generations import Outcome, Step
+from core.gateway.answers.formatter import EventFormatter, named_event
+from core.gateway.answers.generations import Step
 from core.gateway.dialects.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
 from core.gateway.dialects.reader import Reader
 from core.gateway.errors import Failure
@@ -36,9 +36,8 @@ from core.gateway.schemas.anthropic_objects import (
 )
 
 
-class MessageFormatter(Formatter):
-    """Whole or streamed, the message is built event by event: the first tells what its prompt cost, and so comes with
-    the first step."""
+class MessageFormatter(EventFormatter):
+    """The first event tells what the prompt cost, and so comes with the first step."""
 
     def __init__(self, model: str, body: MessagesBody, reader: Reader) -> None:
         self._max_tokens = body.max_tokens
@@ -47,23 +46,12 @@ class MessageFormatter(Formatter):
         self._arguments = ""
         self._last: Step | None = None
 
-    def whole(self, outcomes: Sequence[Outcome]) -> MessageObject:
-        (outcome,) = outcomes
-        for delta in outcome.deltas:
-            for _ in self._step(Step(0, outcome.generation, delta)):
-                pass
-        for _ in self._closing():
-            pass
+    @property
+    def built(self) -> MessageObject:
         return self._message
 
     def opening(self) -> Iterator[bytes]:
         return iter(())
-
-    def step(self, step: Step) -> Iterator[bytes]:
-        return map(named_event, self._step(step))
-
-    def closing(self) -> Iterator[bytes]:
-        return map(named_event, self._closing())
 
     def failed(self, failure: Failure) -> Iterator[bytes]:
         yield named_event(failure.anthropic_body())

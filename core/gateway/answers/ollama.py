@@ -33,11 +33,9 @@ class OllamaFormatter(Formatter):
         self._began = time.perf_counter_ns()
         self._answered = 0
 
-    def came(self) -> None:
-        self._answered = self._answered or time.perf_counter_ns()
-
     def whole(self, outcomes: Sequence[Outcome]) -> Line:
         (outcome,) = outcomes
+        self._answered = outcome.answered
         pieces = [piece for delta in outcome.deltas for piece in self._read(Step(0, outcome.generation, delta))]
         return self._ended(pieces)
 
@@ -58,12 +56,9 @@ class OllamaFormatter(Formatter):
         yield _encoded(failure.ollama_body())
 
     def _read(self, step: Step) -> list[Piece]:
-        self.came()
+        self._answered = self._answered or time.perf_counter_ns()
         self._last = step
-        pieces = self._reader.push(step.delta.text, step.delta.tokens)
-        if step.delta.finish_reason:
-            pieces += self._reader.finish(cut=step.delta.finish_reason == "length")
-        return pieces
+        return self._reader.read(step.delta)
 
     def _line(self, pieces: Sequence[Piece]) -> Line:
         said, thought, called = "", "", list[ToolCall]()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from core.gateway.answers.formatter import Formatter, named_event
-from core.gateway.answers.generations import Outcome, Step
+from core.gateway.answers.formatter import EventFormatter, named_event
+from core.gateway.answers.generations import Step
 from core.gateway.dialects.pieces import CallArguments, CallBegins, Content, Piece, Reasoning
 from core.gateway.dialects.reader import Reader
 from core.gateway.errors import Failure
@@ -49,11 +49,8 @@ def _id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(16)}"
 
 
-class ResponseFormatter(Formatter):
-    """Whole or streamed, the response is built event by event.
-
-    `keep`, where it is to be kept, is called with it at its end: before the client may refer to it.
-    """
+class ResponseFormatter(EventFormatter):
+    """`keep`, where it is to be kept, is called with it at its end: before the client may refer to it."""
 
     def __init__(
         self, model: str, body: ResponseBody, reader: Reader, keep: Callable[[ResponseObject], None] | None = None
@@ -81,24 +78,13 @@ class ResponseFormatter(Formatter):
             store=keep is not None,
         )
 
-    def whole(self, outcomes: Sequence[Outcome]) -> ResponseObject:
-        (outcome,) = outcomes
-        for delta in outcome.deltas:
-            for _ in self._step(Step(0, outcome.generation, delta)):
-                pass
-        for _ in self._closing():
-            pass
+    @property
+    def built(self) -> ResponseObject:
         return self._response
 
     def opening(self) -> Iterator[bytes]:
         yield named_event(self._numbered(ResponseCreated, response=self._response))
         yield named_event(self._numbered(ResponseInProgress, response=self._response))
-
-    def step(self, step: Step) -> Iterator[bytes]:
-        return map(named_event, self._step(step))
-
-    def closing(self) -> Iterator[bytes]:
-        return map(named_event, self._closing())
 
     def failed(self, failure: Failure) -> Iterator[bytes]:
         self._response.status = "failed"

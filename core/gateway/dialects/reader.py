@@ -5,6 +5,7 @@ from __future__ import annotations
 from core.gateway.dialects.calls import CallReader
 from core.gateway.dialects.pieces import Content, Piece
 from core.gateway.dialects.thinking import ThoughtReader
+from core.interfaces.engine import Delta
 
 
 class Reader:
@@ -19,6 +20,11 @@ class Reader:
     def called(self) -> bool:
         """Whether a function was called."""
         return self._calls is not None and self._calls.called
+
+    def read(self, delta: Delta) -> list[Piece]:
+        """The pieces that a step completes, and with the last one what was held back."""
+        pieces = self.push(delta.text, delta.tokens)
+        return pieces + self.finish(cut=delta.finish_reason == "length") if delta.finish_reason else pieces
 
     def push(self, text: str, tokens: int) -> list[Piece]:
         """The pieces that `text` completes; `tokens` are those of the generation so far."""

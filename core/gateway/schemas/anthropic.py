@@ -23,6 +23,7 @@ from core.gateway.schemas.tools import (
     FunctionName,
     Schema,
     among,
+    offered,
     require_call_possible,
     require_distinct,
 )
@@ -158,10 +159,7 @@ class CountBody(Fields, kw_only=True):
 
     @classmethod
     def spelled_out(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        match fields.get("tools"):
-            case [*tools]:
-                fields = {**fields, "tools": [tool for tool in tools if not _is_left_out(tool)]}
-        return fields
+        return offered(fields, "custom")
 
     @property
     def names(self) -> dict[str, str]:
@@ -287,8 +285,3 @@ def _said(content: str | Sequence[TextBlock | ThinkingBlock | ToolUseBlock]) -> 
     if calls:
         said["tool_calls"] = calls
     return said
-
-
-def _is_left_out(tool: Any) -> bool:
-    """Whether a tool is one of Anthropic's own; what is no tool at all stays, and is refused as such."""
-    return isinstance(tool, dict) and isinstance(tool.get("type"), str) and tool["type"] != "custom"

@@ -24,6 +24,7 @@ from core.gateway.schemas.tools import (
     TextFormat,
     ToolMode,
     among,
+    offered,
     require_call_possible,
     require_distinct,
 )
@@ -113,10 +114,7 @@ class InputBody(Fields, kw_only=True):
         match fields.get("input"):
             case [*items]:
                 fields = {**fields, "input": [_typed(item) for item in items]}
-        match fields.get("tools"):
-            case [*tools]:
-                fields = {**fields, "tools": [tool for tool in tools if not _is_left_out(tool)]}
-        return fields
+        return offered(fields, "function")
 
     @property
     def names(self) -> dict[str, str]:
@@ -229,11 +227,6 @@ def _typed(item: Any) -> Any:
         case {"id": _, **others} if not any(others.values()):
             return {"id": item["id"], "type": "item_reference"}
     return item
-
-
-def _is_left_out(tool: Any) -> bool:
-    """Whether a tool is of a type that can't be had; what is no tool at all stays, and is refused as such."""
-    return isinstance(tool, dict) and isinstance(tool.get("type"), str) and tool["type"] != "function"
 
 
 class InputTokens(Struct, kw_only=True):

@@ -158,6 +158,20 @@ def among(functions: Sequence[Function], names: Iterable[str], param: str) -> tu
     return tuple(by_name[name] for name in dict.fromkeys(names))
 
 
+def offered(fields: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The fields without `tools` of another type than `kind`, which can't be had. What is no tool at all stays, and is
+    refused as such."""
+    match fields.get("tools"):
+        case [*tools]:
+            return {**fields, "tools": [tool for tool in tools if _type_of(tool) in (None, kind)]}
+    return fields
+
+
+def _type_of(tool: Any) -> str | None:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
 def require_distinct(functions: Sequence[Function], param: str = "tools") -> None:
     """Raises RequestError where two functions have one name."""
     names = [function.name for function in functions]
