@@ -102,7 +102,7 @@ class RouteService:
         """Who can't finish in time, for want of a reader perhaps, goes on elsewhere."""
         await self._retired.wait()
         await trio.sleep(RETIRED_SECONDS)
-        self.route.fail(Replaced("another route has taken this one's place"))
+        self._end()
 
     async def wait_empty(self) -> None:
         """Until nobody is on it."""
@@ -118,5 +118,8 @@ class RouteService:
         if not self.admission.running:
             self._empty.set()
             if self._retired.is_set():
-                self.route.fail(Replaced("another route has taken this one's place"))
+                self._end()
         self._on_room()
+
+    def _end(self) -> None:
+        self.route.fail(Replaced("another route has taken this one's place"))

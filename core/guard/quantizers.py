@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from core.guard.calls import Call, is_excused, raised, shown
@@ -32,7 +33,7 @@ class QuantizerChecks:
 
     def linear(self, call: Call, packed: Any) -> Any:
         weight, bias = call.args
-        self._refuse_other_size(call, packed, weight, bias)
+        _refuse_other_size(call, packed, bias, *self._packed(weight))
         if self._is_new("linear", call, bias is None):
             rows, columns = weight.shape
             for batch in _TRIED_ROWS:
@@ -41,17 +42,14 @@ class QuantizerChecks:
 
     def kept(self, call: Call, kept: Any) -> Any:
         weight, bias = call.args
-        nbytes = getattr(kept, "nbytes", None)
-        if not callable(kept) or not isinstance(nbytes, int):
-            raise call.gave(shown(kept), "what multiplies, and has an int `nbytes`")
-        said = self._quantizer.kept_bytes(weight.shape, weight.form, _DTYPES[_name(call.options["dtype"])])
-        if bias is None and nbytes != said:
-            raise call.gave(f"what holds {nbytes} bytes", f"what holds the {said} that kept_bytes says")
+        _refuse_other_size(
+            call, kept, bias, "kept_bytes", partial(self._quantizer.kept_bytes, weight.shape, weight.form)
+        )
         return kept
 
     def embedding(self, call: Call, packed: Any) -> Any:
         (weight,) = call.args
-        self._refuse_other_size(call, packed, weight, None)
+        _refuse_other_size(call, packed, None, *self._packed(weight))
         if not callable(getattr(packed, "rows", None)):
             raise call.gave(shown(packed), "what looks up `rows` too")
         if self._is_new("embedding", call, True):
@@ -66,14 +64,19 @@ class QuantizerChecks:
         self._tried.add(key)
         return is_new
 
-    def _refuse_other_size(self, call: Call, packed: Any, weight: Tensor, bias: Tensor | None) -> None:
-        nbytes = getattr(packed, "nbytes", None)
-        if not callable(packed) or not isinstance(nbytes, int):
-            raise call.gave(shown(packed), "what multiplies, and has an int `nbytes`")
+    def _packed(self, weight: Tensor) -> tuple[str, Callable[[DType], int]]:
         rows, columns = weight.shape
-        said = self._quantizer.packed_bytes((rows, columns), _DTYPES[_name(call.options["dtype"])])
-        if bias is None and nbytes != said:
-            raise call.gave(f"what holds {nbytes} bytes", f"what holds the {said} that packed_bytes says")
+        return "packed_bytes", partial(self._quantizer.packed_bytes, (rows, columns))
+
+
+def _refuse_other_size(call: Call, given: Any, bias: Tensor | None, by: str, said_of: Callable[[DType], int]) -> None:
+    """Raises PluginError unless `given` multiplies and, without a bias, holds what `by` said of a compute dtype."""
+    nbytes = getattr(given, "nbytes", None)
+    if not callable(given) or not isinstance(nbytes, int):
+        raise call.gave(shown(given), "what multiplies, and has an int `nbytes`")
+    said = said_of(_DTYPES[_name(call.options["dtype"])])
+    if bias is None and nbytes != said:
+        raise call.gave(f"what holds {nbytes} bytes", f"what holds the {said} that {by} says")
 
 
 def _ones(call: Call, *shape: int) -> Tensor:
