@@ -133,11 +133,13 @@ class Message(Struct, forbid_unknown_fields=True):
     tool_calls: list[ToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
-    images: Annotated[list[Any], Meta(max_length=0, description="Only text is read here.")] | None = None
 
 
 class OllamaChatBody(OllamaBody, kw_only=True):
-    """A result names its function (`tool_name`), or belongs to the first call that has none so far."""
+    """A result names its function (`tool_name`), or belongs to the first call that has none so far. Only text is read
+    here."""
+
+    idle_inside: ClassVar[Mapping[str, Idle]] = {**OllamaBody.idle_inside, "messages": {"images": ([],)}}
 
     messages: Annotated[list[Message], Meta(max_length=MAX_MESSAGES)] = field(default_factory=list)
     tools: Annotated[list[FunctionTool], Meta(max_length=MAX_FUNCTIONS)] = field(default_factory=list)
