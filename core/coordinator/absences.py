@@ -44,7 +44,7 @@ class Absences:
         return str(PlanError(title, error.message, error.hint))
 
     def _away(self) -> list[Member]:
-        return [member for member in self.members if member.paused or member.failed_lately]
+        return [member for member in self.members if not member.is_available]
 
     def _sentence(self, member: Member) -> str:
         if member is self.finishing:

@@ -126,9 +126,8 @@ class Coordinator:
         assert self._live is not None and self._live.supervisor is not None
         from core.coordinator.what_if import what_if
 
-        planning, members = self._live.supervisor.planning, self._live.members.all()
-        there = [member for member in members if not member.paused and not member.failed_lately]
-        return await what_if(planning, planning.asked_for(there), without, newcomers)
+        planning = self._live.supervisor.planning
+        return await what_if(planning, planning.asked_for(self._live.members.available()), without, newcomers)
 
     def _tokens_by_node(self) -> Mapping[str, int]:
         return self._live.telemetry.tokens_by_node if self._live is not None else {}

@@ -69,7 +69,7 @@ class Housekeeping:
         self._release(member, [other for other in loading if other.layers != hop.layers])
 
     def _may_stand_in(self, member: Member) -> bool:
-        rests = not member.hops and not member.paused and not member.failed_lately
+        rests = not member.hops and member.is_available
         return rests and not self._planning.requirements.lacking(member)
 
     def _stand_ins(self, route: Route, spares: Sequence[Member]) -> dict[Member, list[range]]:

@@ -95,12 +95,14 @@ class KVBudget:
             reserved -= Counter([held])
         staying = [kept for kept in self._kept if kept is not taken]
         gone: list[Kept] = []
+        rooms = reserved + _rooms_of(staying)
         for kept in [kept for kept in staying if kept is not spared]:
-            if self._memory.fits(reserved + _rooms_of(staying)):
+            if self._memory.fits(rooms):
                 break
             staying.remove(kept)
             gone.append(kept)
-        if not self._memory.fits(reserved + _rooms_of(staying)):
+            rooms -= Counter([kept.room])
+        if not self._memory.fits(rooms):
             return None
         self._reserved, self._kept = reserved, staying
         return [kept.cache for kept in gone]

@@ -153,6 +153,11 @@ class Member:
         return self.reported.kv_room // self.shares_memory_with
 
     @property
+    def is_available(self) -> bool:
+        """Whether it takes layers."""
+        return not self.paused and not self.failed_lately
+
+    @property
     def failed_lately(self) -> bool:
         return self.failure is not None and self.failure.is_recent
 
@@ -294,6 +299,10 @@ class Members:
 
     def all(self) -> list[Member]:
         return list(self._by_id.values())
+
+    def available(self) -> list[Member]:
+        """Those that take layers."""
+        return [member for member in self.all() if member.is_available]
 
     def find(self, node_id: str) -> Member | None:
         return self._by_id.get(node_id)

@@ -272,10 +272,8 @@ class Route:
         self.fail(hop.failed(f"the link of node {hop.member.node_id!r} to a neighbour was lost", reason))
 
     def _register(self, batch: Run) -> tuple[str, Ticket]:
-        request_id, ticket = (
-            format(next(self._ids), "x"),
-            Ticket(batch.segments, batch.hidden.width, batch.hidden.dtype),
-        )
+        request_id = format(next(self._ids), "x")
+        ticket = Ticket(batch.segments, batch.hidden.width, batch.hidden.dtype)
         self._in_flight[request_id] = ticket
         return request_id, ticket
 

@@ -150,7 +150,7 @@ class Supervisor:
             await self._take(better, service, nursery)
         else:
             self._housekeeping.tidy(service.route, self._members.all(), nursery)
-            self._members.spare({one.node_id: AVOIDED for one in self._suspicion.suspects(self._available())})
+            self._members.spare({one.node_id: AVOIDED for one in self._suspicion.suspects(self._members.available())})
             await self._pause(RETRY_SECONDS, seen)
 
     async def _make(self, nursery: trio.Nursery, plan: Plan | None = None) -> None:
@@ -174,7 +174,7 @@ class Supervisor:
 
     async def _serve_without(self, pausing: Member, service: RouteService, nursery: trio.Nursery) -> None:
         """The next route is made beside the one that serves, if memory allows; or after it; or there is none."""
-        others = self._available()
+        others = self._members.available()
         try:
             plan = await service.route.unless_broken(
                 partial(self._suspicion.plan, self.planning, others, beside=self._routes.all())
@@ -318,7 +318,7 @@ class Supervisor:
         """Waits until the members that are there can hold the model, saying meanwhile what is missing."""
         patience = trio.current_time() + GATHER_SECONDS
         while True:
-            available, seen = self._available(), self._members.changes
+            available, seen = self._members.available(), self._members.changes
             self.planning.requirements.tell(self._members.all())
             try:
                 plan = await self._suspicion.plan_anyway(self.planning, available, self._routes.all())
@@ -358,16 +358,13 @@ class Supervisor:
     async def _can_be_served_without(self) -> bool:
         """Whether those that do not pause can hold the model."""
         try:
-            await self.planning.plan(self._available(), in_haste=True)
+            await self.planning.plan(self._members.available(), in_haste=True)
         except PlanError:
             return False
         return True
 
-    def _available(self) -> list[Member]:
-        return [member for member in self._members.all() if not member.paused and not member.failed_lately]
-
     def _trusted(self) -> list[Member]:
-        available = self._available()
+        available = self._members.available()
         suspects = self._suspicion.suspects(available)
         return [member for member in available if member not in suspects]
 

@@ -24,6 +24,7 @@ def member(
         leaves=leaves,
         absence="left" if leaves else "is paused",
         failed_lately=bool(failed),
+        is_available=not (paused or failed),
         failure=SimpleNamespace(reason=failed) if failed else None,
         is_local=is_local,
     )
